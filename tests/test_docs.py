@@ -28,7 +28,7 @@ PAGES = [
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
-EXTENDING = ROOT / "docs" / "extending.md"
+EXTENDING = (DOCS / "extending.md").read_text(encoding="utf-8")
 
 
 def performance_page() -> str:
@@ -120,10 +120,6 @@ def test_examples_can_be_pasted_into_python(page):
             if codeop.compile_command("\n".join(statement)) is not None:
                 statement = []
         assert codeop.compile_command("\n".join([*statement, ""])) is not None
-
-
-def test_the_readme_has_an_example():
-    assert BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
@@ -240,8 +236,7 @@ LIMITS = {
 
 def listed_files(heading: str) -> list[str]:
     """Return the paths that begin the list items of a section of docs/extending.md."""
-    text = EXTENDING.read_text(encoding="utf-8")
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", EXTENDING, re.MULTILINE | re.DOTALL)
     return re.findall(r"^- `([^`]+)`", section, re.MULTILINE)
 
 
@@ -270,37 +265,26 @@ def sources_with(name: str) -> list[str]:
     )
 
 
-def test_the_example_of_a_layer_option_touches_the_listed_files():
-    text = EXTENDING.read_text(encoding="utf-8")
-    (option,) = re.findall(r"^`(\w+)` is the example", text, re.MULTILINE)
-    assert sorted(listed_files("A layer option")) == sources_with(option)
-
-
-@pytest.mark.parametrize("option", ["min_p", "top_p"])
-def test_an_option_of_decoding_touches_the_listed_files(option):
-    assert sorted(listed_files("An option of decoding")) == sources_with(option)
-
-
-def test_an_option_of_training_touches_the_listed_files():
-    assert sorted(listed_files("An option of training")) == sources_with("clip_norm")
-
-
-def test_the_change_of_the_score_touches_the_listed_files():
-    assert sorted(listed_files("A change of the score")) == sources_with("soft_cap")
-
-
-def test_an_operation_of_score_functions_touches_the_listed_files():
-    assert sorted(listed_files("An operation of score functions")) == sources_with(
-        "(HEED_OP_)?SOFTPLUS"
-    )
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("A layer option", re.search(r"^`(\w+)` is the example", EXTENDING, re.MULTILINE)[1]),
+        ("An option of decoding", "min_p"),
+        ("An option of decoding", "top_p"),
+        ("An option of training", "clip_norm"),
+        ("A change of the score", "soft_cap"),
+        ("An operation of score functions", "(HEED_OP_)?SOFTPLUS"),
+    ],
+)
+def test_an_extension_touches_the_listed_files(heading, name):
+    assert sorted(listed_files(heading)) == sources_with(name)
 
 
 def names_int8(path: Path) -> bool:
     """Return whether a file names the engine's format int8 in code."""
     text = path.read_text(encoding="utf-8")
-    if (
-        path.suffix == ".py"
-    ):  # as the precision of an export, a mode of Keras, or a word to suggest, it is another thing
+    if path.suffix == ".py":
+        # As the precision of an export, a mode of Keras, or a word to suggest, it is another thing.
         elsewhere = "export" in path.parts or path.name in ("suggestions.py", "_quantised.py")
         return not elsewhere and any(
             isinstance(node, ast.Constant) and node.value == "int8"

@@ -445,21 +445,24 @@ def take_plain_branches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def task(name: str, model: Any, cls: Any = None) -> Any:
     """Return the model that generates with this backbone, of KerasHub's class or another one."""
+    made = (cls or class_of_task(name))(backbone=model, preprocessor=None)
+    made.compile(sampler="greedy")
+    return made
+
+
+def class_of_task(name: str) -> Any:
     import keras_hub
 
     prefix = MODELS[name].prefix
     names = [f"{prefix}{kind}" for kind in ("CausalLM", "Seq2SeqLM")]
     if prefix == "BLIP2":
         names = names[::-1] if "T5" in name else names
-    found = (getattr(keras_hub.models, one, None) for one in names)
-    made = (cls or next(filter(None, found)))(backbone=model, preprocessor=None)
-    made.compile(sampler="greedy")
-    return made
+    return next(filter(None, (getattr(keras_hub.models, one, None) for one in names)))
 
 
 def subclass(name: str) -> Any:
     """Make a class like that of the model's task, and of the same name: the engine leaves it to the sampler's loop."""
-    cls = type(task(name, build(name)))
+    cls = class_of_task(name)
     return type(cls.__name__, (cls,), {})
 
 
@@ -488,10 +491,10 @@ def prompts(name: str, *lengths: int, longest: int = LENGTH) -> dict[str, np.nda
     return made
 
 
-def written(model: Any, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def written(model: Any, inputs: dict[str, np.ndarray], stops: Any = None) -> np.ndarray:
     """Return the tokens that it generates."""
     model.generate_function = None
-    made = model.generate(dict(inputs), stop_token_ids=None)
+    made = model.generate(dict(inputs), stop_token_ids=stops)
     return made["decoder_token_ids" if "decoder_token_ids" in inputs else "token_ids"]
 
 

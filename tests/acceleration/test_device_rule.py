@@ -82,53 +82,51 @@ def the_reason(found: tuple[dict[str, int], dict[str, int]], target: str) -> str
     return text
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_call_of_the_op_without_a_mask_of_its_own() -> None:
-    x = draw(B, T, N, H)
-    found = run(lambda: keras.ops.dot_product_attention(x, x, x, is_causal=True))
-    reason = the_reason(found, "keras.ops.dot_product_attention")
-    assert (SAME if BACKEND in FUSED else FEW) in reason
+OP, LAYER = "keras.ops.dot_product_attention", "keras.layers.MultiHeadAttention"
+CAUSAL, PADDING = np.tri(T, dtype=bool), np.arange(T) < 3
+IN_OP, IN_LAYER = (B, T, N, H), (B, T, 12)
+
+
+def attend(*inputs: Any, **options: Any) -> Any:
+    return keras.ops.dot_product_attention(*inputs, **options)  # as it is now
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_mask_as_an_array() -> None:
-    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
-    found = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
-    assert FUSED.get(BACKEND, FEW) in the_reason(found, "keras.ops.dot_product_attention")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_padding_is_a_mask_of_one_row_that_cudnn_does_not_take() -> None:
-    x, mask = draw(B, T, N, H), (np.arange(T) < 3)[None, None, None]
-    found = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
-    fused = "PyTorch's fused attention" if BACKEND == "torch" else FEW
-    assert fused in the_reason(found, "keras.ops.dot_product_attention")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_layer_is_left_as_a_whole() -> None:
-    layer, x = keras.layers.MultiHeadAttention(N, H, dtype="bfloat16"), draw(B, T, 12)
-    mask = np.tri(T, dtype=bool)[None]
-    found = run(lambda: layer(x, x, attention_mask=mask))
-    assert FUSED.get(BACKEND, FEW) in the_reason(found, "keras.layers.MultiHeadAttention")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_scores_as_a_result() -> None:
-    layer, x = keras.layers.MultiHeadAttention(N, H), draw(B, T, 12, dtype="float32")
-    found = run(lambda: layer(x, x, return_attention_scores=True))
-    assert "output and scores at once" in the_reason(found, "keras.layers.MultiHeadAttention")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "reason"),
+    [
+        (IN_OP, "bfloat16", {"is_causal": True}, SAME if BACKEND in FUSED else FEW),
+        (IN_OP, "bfloat16", {"mask": CAUSAL[None, None]}, FUSED.get(BACKEND, FEW)),
+        # Of one row, which cuDNN does not take.
+        (
+            IN_OP,
+            "bfloat16",
+            {"mask": PADDING[None, None, None]},
+            FUSED["torch"] if BACKEND == "torch" else FEW,
+        ),
+        (IN_LAYER, "bfloat16", {"attention_mask": CAUSAL[None]}, FUSED.get(BACKEND, FEW)),
+        (IN_LAYER, "float32", {"return_attention_scores": True}, "output and scores at once"),
+    ],
+)
+def test_a_call_is_left_as_a_whole(
+    shape: tuple[int, ...], dtype: str, options: dict[str, Any], reason: str
+) -> None:
+    x, is_op = draw(*shape, dtype=dtype), shape == IN_OP
+    inputs = [x] * (3 if is_op else 2)
+    call = attend if is_op else keras.layers.MultiHeadAttention(N, H, dtype=dtype)
+    found = run(lambda: call(*inputs, **options))
+    assert reason in the_reason(found, OP if is_op else LAYER)
 
 
 @pytest.mark.usefixtures("gpu")
 def test_attention_along_one_of_several_axes() -> None:
     layer = keras.layers.MultiHeadAttention(N, H, attention_axes=(1,))
     x, mask = draw(B, T, 3, 12, dtype="float32"), np.ones((B, T, 3), bool)
-    found = run(lambda: layer(x, x, attention_mask=np.tri(T, dtype=bool)[None, None]))
-    assert FEW in the_reason(found, "keras.layers.MultiHeadAttention")
+    found = run(lambda: layer(x, x, attention_mask=CAUSAL[None, None]))
+    assert FEW in the_reason(found, LAYER)
     with heed.accelerate() as acceleration:  # Keras refuses this mask
         layer(x, x, key_mask=mask)
-        assert acceleration.report().calls == {"keras.layers.MultiHeadAttention": 1}
+        assert acceleration.report().calls == {LAYER: 1}
 
 
 @pytest.mark.usefixtures("gpu")
@@ -143,13 +141,11 @@ def test_scores_that_keras_would_build_run_on_heed_if_they_are_many(
     train()
     with heed.accelerate() as acceleration:
         train()
-        assert FEW in the_reason(
-            (acceleration.report().calls, acceleration.report().left_to_keras),
-            "keras.layers.MultiHeadAttention",
-        )
+        report = acceleration.report()
+        assert FEW in the_reason((report.calls, report.left_to_keras), LAYER)
         monkeypatch.setattr(device_rule, "_MANY", B * N * T * T)
         train()
-        assert acceleration.report().calls == {"keras.layers.MultiHeadAttention": 1}
+        assert acceleration.report().calls == {LAYER: 1}
 
 
 @pytest.mark.usefixtures("gpu")
@@ -169,7 +165,7 @@ def test_an_array_with_one_head_of_keys_is_left() -> None:
     query, key = draw(1, length, N, 16), draw(1, length, 1, 16)
     mask = np.tri(length, dtype=bool)[None, None]
     found = run(lambda: keras.ops.dot_product_attention(query, key, key, mask=mask))
-    assert FEW in the_reason(found, "keras.ops.dot_product_attention")
+    assert FEW in the_reason(found, OP)
     assert "with grouped heads" in str(heed.explain_dispatch(query, key, key, mask=mask))
 
 
@@ -203,19 +199,18 @@ def test_layers_of_one_head(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_who_chooses_an_implementation_gets_it_and_flash_attention_is_never_refused() -> None:
-    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
-    name = "keras.ops.dot_product_attention"
+    x, mask = draw(B, T, N, H), CAUSAL[None, None]
     with heed.accelerate() as acceleration:
         with heed.set_implementation("portable"):
             keras.ops.dot_product_attention(x, x, x, mask=mask)
-        assert acceleration.report().calls == {name: 1}
+        assert acceleration.report().calls == {OP: 1}
         keras.ops.dot_product_attention(x, x, x, mask=mask, flash_attention=True)
-        assert acceleration.report().calls == {name: 2}
+        assert acceleration.report().calls == {OP: 2}
 
 
 @pytest.mark.usefixtures("gpu")
 def test_explain_dispatch_says_so() -> None:
-    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    x, mask = draw(B, T, N, H), CAUSAL[None, None]
     told = heed.explain_dispatch(x, x, x, mask=mask)
     assert told.implementation == "portable"
     assert "heed.accelerate leaves such a call to Keras: on a GPU" in told.reasons[-1]
@@ -259,8 +254,7 @@ def count_calls(function: Any) -> int:
 def test_a_call_that_was_left_before_is_left_at_once() -> None:
     """Where a GPU is fast, Python is what takes time."""
     layers = [keras.layers.MultiHeadAttention(N, H, dtype="bfloat16") for _ in range(2)]
-    x, mask = draw(B, T, 12), np.tri(T, dtype=bool)[None]
-    name = "keras.layers.MultiHeadAttention"
+    x, mask = draw(B, T, 12), CAUSAL[None]
     with heed.accelerate() as acceleration:
         for layer in layers:
             layer(x, x, attention_mask=mask)
@@ -271,10 +265,10 @@ def test_a_call_that_was_left_before_is_left_at_once() -> None:
             asked.assert_not_called()
             layers[0](x, x)  # another call
             asked.assert_called()
-        before = acceleration.report().calls[name]
+        before = acceleration.report().calls[LAYER]
         with heed.set_implementation("portable"):
             layers[0](x, x, attention_mask=mask)
-        assert acceleration.report().calls[name] > before
+        assert acceleration.report().calls[LAYER] > before
 
 
 def test_a_reason_is_that_of_one_layer_and_kind_of_call() -> None:
@@ -300,10 +294,10 @@ def test_a_reason_is_that_of_one_layer_and_kind_of_call() -> None:
 
 
 def test_on_a_cpu_nothing_is_left() -> None:
-    x, mask = draw(B, T, N, H), np.tri(T, dtype=bool)[None, None]
+    x, mask = draw(B, T, N, H), CAUSAL[None, None]
     with mock.patch.object(device_rule, "reason_to_leave") as asked:
         calls, left = run(lambda: keras.ops.dot_product_attention(x, x, x, mask=mask))
-    assert (calls, left) == ({"keras.ops.dot_product_attention": 1}, {})
+    assert (calls, left) == ({OP: 1}, {})
     asked.assert_not_called()
 
 
@@ -312,8 +306,8 @@ def test_on_a_cpu_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     ("kind", "target"),
     [
-        ("Bert", "keras.layers.MultiHeadAttention"),
-        ("GPT2", "keras.layers.MultiHeadAttention"),
+        ("Bert", LAYER),
+        ("GPT2", LAYER),
         ("Llama", "keras_hub.LlamaAttention"),
         ("Gemma", "keras_hub.CachedGemmaAttention"),
         ("T5", "keras_hub.T5MultiHeadAttention"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -60,10 +61,27 @@ def _off_again() -> Iterator[None]:
 
 
 def make(name: str = "GPT-2", sampler: Any = "greedy", **changes: Any) -> Any:
-    model = task(name, build(name, **changes))
+    return compiled(task(name, build(name, **changes)), sampler)
+
+
+def compiled(model: Any, sampler: Any) -> Any:
     # Only TensorFlow takes longer to compile than to run it.
     model.compile(sampler=sampler, run_eagerly=BACKEND == "tensorflow")
     return model
+
+
+_shared = functools.cache(make)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_model_outlives_the_tests() -> Iterator[None]:
+    yield
+    _shared.cache_clear()
+
+
+def shared(name: str = "GPT-2", sampler: Any = "greedy") -> Any:
+    """Return a model whose weights and layers no test changes."""
+    return compiled(_shared(name), sampler)
 
 
 def engine_tokens(model: Any, inputs: Any, stops: Any = None) -> np.ndarray:
@@ -94,7 +112,7 @@ def assert_the_same(model: Any, inputs: Any, stops: Any = None) -> dict[str, Any
 @pytest.mark.parametrize("name", [*BY_DEFAULT, *slow(x for x in ENGINE if x not in BY_DEFAULT)])
 def test_greedy_tokens_are_those_of_keras_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_models.take_plain_branches(monkeypatch)
-    model, inputs = make(name), prompts(name, 5, 3, 8)
+    model, inputs = shared(name), prompts(name, 5, 3, 8)
     found = engine_tokens(model, inputs)
     assert len(np.unique(found)) > 5
     if name in NOT_AS_GENERATED:
@@ -119,7 +137,7 @@ def test_log_probabilities_are_those_of_the_graph(
     name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_models.take_plain_branches(monkeypatch)
-    model = make(name, **changes)
+    model = make(name, **changes) if changes else shared(name)
     engine = _generation.Engine(families.describe(model))
     given = prompts(name, 1, 1)
     read = _generation.Prompts(given["token_ids"], given["padding_mask"], None)
@@ -139,7 +157,7 @@ def test_log_probabilities_are_those_of_the_graph(
 def test_beams_are_those_of_keras_hub() -> None:
     import keras_hub
 
-    model = make(sampler=keras_hub.samplers.BeamSampler(num_beams=3))
+    model = shared(sampler=keras_hub.samplers.BeamSampler(num_beams=3))
     found = assert_the_same(model, prompts("GPT-2", 4, 4, 4))["token_ids"]
     stops = tuple(int(x) for x in np.unique(found[:, 5:8]))
     mask = assert_the_same(model, prompts("GPT-2", 4, 4, 4), stops)["padding_mask"]
@@ -150,23 +168,23 @@ def test_draws_follow_the_sampler_and_its_seed() -> None:
     import keras_hub
 
     samplers, inputs = keras_hub.samplers, prompts("GPT-2", 4, 6)
-    greedy = engine_tokens(make(), inputs)
+    greedy = engine_tokens(shared(), inputs)
     for sampler in (
         samplers.TopKSampler(k=1, seed=3),
         samplers.TopPSampler(p=0.0, seed=3),
         samplers.TopPSampler(p=1e-6, k=7, seed=3),
         samplers.RandomSampler(temperature=1e-4, seed=3),
     ):
-        np.testing.assert_array_equal(engine_tokens(make(sampler=sampler), inputs), greedy)
+        np.testing.assert_array_equal(engine_tokens(shared(sampler=sampler), inputs), greedy)
     seeds = (3, 3, 4)
     drawn = [
-        engine_tokens(make(sampler=samplers.RandomSampler(seed, temperature=9.0)), inputs)
+        engine_tokens(shared(sampler=samplers.RandomSampler(seed, temperature=9.0)), inputs)
         for seed in seeds
     ]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
     assert (drawn[0] != greedy).any()
-    best = make(sampler=samplers.TopKSampler(k=3, seed=3, temperature=9.0))
+    best = shared(sampler=samplers.TopKSampler(k=3, seed=3, temperature=9.0))
     for _ in range(2):  # the sampler goes on, and draws others
         found = engine_tokens(best, inputs)
         everything = {"token_ids": found, "padding_mask": np.ones(found.shape, bool)}
@@ -316,18 +334,20 @@ def rounds_inputs(stack: Any) -> bool:
 
 
 def test_weights_that_change() -> None:
-    one, other, inputs = make("Llama"), make("Llama"), prompts("Llama", 4, 5)
+    one, other, inputs = shared("Llama"), make("Llama"), prompts("Llama", 4, 5)
+    before = engine_tokens(other, inputs)
     other.backbone.transformer_layers[0]._feedforward_output_dense.kernel.assign(
         keras.ops.ones((32, 16))
     )
-    before, expected = engine_tokens(one, inputs), engine_tokens(other, inputs)
-    one.set_weights(other.get_weights())
-    np.testing.assert_array_equal(engine_tokens(one, inputs), expected)
-    assert (before != expected).any()
+    changed = engine_tokens(other, inputs)
+    other.set_weights(one.get_weights())
+    for found in (before, engine_tokens(other, inputs)):
+        np.testing.assert_array_equal(found, engine_tokens(one, inputs))
+    assert (before != changed).any()
 
 
 def test_caches_of_other_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs, seen = make("Llama"), prompts("Llama", 4, 5), []
+    model, inputs, seen = shared("Llama"), prompts("Llama", 4, 5), []
     decode = _generation.Engine.decode
 
     def note(self: Any, read: Any, search: Search, *rest: Any) -> Any:
@@ -470,7 +490,7 @@ def test_odd_inputs_are_left_to_keras_hub(reason: str) -> None:
     inputs = INPUTS[reason](prompts("GPT-2", 4, 6))
     stops = inputs.pop("stops", None)
     with pytest.raises(recognition.LeftToKerasError, match=reason):
-        _generation.generate(make(), inputs, stops)
+        _generation.generate(shared(), inputs, stops)
 
 
 def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,14 +499,14 @@ def test_where_the_engine_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(_generation, "_device_of", lambda _: "cuda:0")
         with pytest.raises(refusal, match="the weights lie on cuda:0"):
-            _generation.generate(make(), inputs, None)
+            _generation.generate(shared(), inputs, None)
     with heed.set_implementation("portable"), pytest.raises(refusal, match='chose "portable"'):
-        _generation.generate(make(), inputs, None)
-    model = task("GPT-2", build("GPT-2"), subclass("GPT-2"))
+        _generation.generate(shared(), inputs, None)
+    model = task("GPT-2", shared().backbone, subclass("GPT-2"))
     with pytest.raises(refusal, match="GPT2CausalLM is no class"):
         _generation.generate(model, inputs, None)
     with pytest.raises(refusal, match="beam search differ in length"):
-        _generation.generate(make(sampler="beam"), prompts("GPT-2", 4, 5), None)
+        _generation.generate(shared(sampler="beam"), prompts("GPT-2", 4, 5), None)
 
 
 @pytest.mark.slow
@@ -520,7 +540,7 @@ def test_text_in_and_text_out() -> None:
 def test_a_stream_has_the_tokens_that_generate_adds() -> None:
     import keras_hub
 
-    model, inputs = make("Llama"), prompts("Llama", 4)
+    model, inputs = shared("Llama"), prompts("Llama", 4)
     whole = engine_tokens(model, inputs)[0, 4:].tolist()
     with pytest.raises(TypeError, match=r"KerasHub after heed\.accelerate"):
         stream(model, inputs)

@@ -12,7 +12,7 @@ import pytest
 import heed
 from heed.keras_modules import backend_module
 from tests.acceleration import hub_models
-from tests.acceleration.hub_models import LENGTH, SHORT, subclass, written
+from tests.acceleration.hub_models import LENGTH, SHORT, WORDS, subclass, written
 from tests.backend import BACKEND, on_tensorflow, tf, with_dynamic_shapes, without_64_bits
 from tests.graphs import allocated
 
@@ -27,35 +27,58 @@ def _off_again() -> Iterator[None]:
     heed.decelerate()
 
 
+# With an encoder and a decoder.
+SEQ2SEQ = ("BART", "T5")
+
+
 def build(name: str, cls: Any = None, **changes: Any) -> Any:
     """Return a model whose most likely tokens differ clearly in probability, left to the loop of the sampler."""
-    return hub_models.task(name, hub_models.build(name, **changes), cls or subclass(name))
+    model = hub_models.task(name, hub_models.build(name, **changes), cls or subclass(name))
+    model.compile(sampler="greedy", **NO_XLA)
+    return model
+
+
+# It has no native kernels.
+NO_XLA = {"jit_compile": False}
 
 
 def prompts(*lengths: int, longest: int = LENGTH) -> dict[str, np.ndarray]:
     return hub_models.prompts("GPT-2", *lengths, longest=longest)
 
 
-@pytest.mark.parametrize("sampler", ["beam", "contrastive", "top_k", "top_p", "random"])
-def test_each_sampler_generates_the_same(sampler: str) -> None:
+OTHER_T5 = {"activation": "gelu", "key_value_dim": 4, "tie_embedding_weights": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sampler"),
+    [
+        *(("GPT-2", {}, x) for x in ("beam", "contrastive", "top_k", "top_p", "random")),
+        *((name, {}, sampler) for name in SEQ2SEQ for sampler in ("beam", "top_k")),
+        *(("T5", changes, "beam") for changes in ({"use_gated_activation": False}, OTHER_T5)),
+    ],
+)
+def test_each_sampler_generates_the_same(name: str, changes: dict[str, Any], sampler: str) -> None:
     import keras_hub
 
     samplers = keras_hub.samplers
-    made = {
+    make = {
         "beam": lambda: samplers.BeamSampler(num_beams=3),
         "contrastive": lambda: samplers.ContrastiveSampler(k=3, alpha=0.4),
         "top_k": lambda: samplers.TopKSampler(k=4, seed=11),
         "top_p": lambda: samplers.TopPSampler(p=0.8, seed=11),
         "random": lambda: samplers.RandomSampler(seed=11),
     }[sampler]
-    found = []
+    found, inputs = [], hub_models.prompts(name, 1, 3, 2)
     for fast in (False, True):
-        model = build("GPT-2")
-        model.compile(sampler=made())
+        model = build(name, **changes)
+        model.compile(sampler=make(), **NO_XLA)
         if fast:
-            heed.accelerate(model)
-        found.append(written(model, prompts(4, 6)))
+            acceleration = heed.accelerate(model)
+        found.append(written(model, inputs))
     np.testing.assert_array_equal(*found)
+    assert len(np.unique(found[0])) > 5
+    by_heed = acceleration.report().calls.get("keras_hub.samplers.Sampler", 0)
+    assert by_heed == (sampler != "contrastive")  # which has a loop of its own
 
 
 # Keras' attention needs products of float16 that sum in float32, which JAX lacks on CPUs.
@@ -69,31 +92,20 @@ def test_narrow_weights(dtype: str) -> None:
     np.testing.assert_array_equal(fast[:, :6], stock[:, :6])
 
 
-def test_stop_tokens_and_early_ends() -> None:
-    model, inputs = build("GPT-2"), prompts(3, 3)
+@pytest.mark.parametrize("name", ["GPT-2", *SEQ2SEQ])
+def test_stop_tokens_eager_runs_and_xla(name: str) -> None:
+    inputs, model = hub_models.prompts(name, 3, 3), build(name)
     stops = tuple(int(x) for x in written(model, inputs)[:, 6])
-    stock = model.generate(dict(inputs), stop_token_ids=stops)
-    heed.accelerate(model)
-    fast = model.generate(dict(inputs), stop_token_ids=stops)
-    for name, found in fast.items():
-        np.testing.assert_array_equal(found, stock[name])
-
-
-def test_eagerly() -> None:
-    model, inputs = build("Llama"), prompts(4, 5)
-    stock = written(model, inputs)
-    model.compile(sampler="greedy", run_eagerly=True)
-    with heed.accelerate():
-        np.testing.assert_array_equal(written(model, inputs), stock)
-
-
-def test_with_the_portable_form_and_under_xla() -> None:
-    model, inputs = build("GPT-2"), prompts(4, 5)
-    stock = written(model, inputs)
-    with heed.accelerate(), heed.set_implementation("portable"):
-        np.testing.assert_array_equal(written(model, inputs), stock)
-        model.compile(sampler="greedy", jit_compile=True)
-        np.testing.assert_array_equal(written(model, inputs), stock)
+    stock = written(model, inputs, stops)
+    for implementation, options in (
+        ("auto", {}),
+        ("auto", {"run_eagerly": True}),
+        ("portable", {}),
+        ("portable", {"jit_compile": True}),
+    ):
+        model.compile(sampler="greedy", **NO_XLA | options)
+        with heed.accelerate(model), heed.set_implementation(implementation):
+            np.testing.assert_array_equal(written(model, inputs, stops), stock)
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
@@ -191,50 +203,83 @@ def test_another_model_is_left_alone() -> None:
 
 
 @with_dynamic_shapes
-def test_positions_after_the_shortest_prompt_are_not_read_before_the_loop() -> None:
-    model, inputs, seen = build("GPT-2"), prompts(5, 3, 8), []
-    add = model.backbone.embeddings_add
+@pytest.mark.parametrize("name", ["GPT-2", *SEQ2SEQ])
+def test_positions_after_the_shortest_prompt_are_not_read_before_the_loop(name: str) -> None:
+    model, inputs, seen = build(name), hub_models.prompts(name, 5, 3, 8), []
+    embed = model.backbone.token_embedding
+    read = embed.call
 
-    class Watching(type(add)):  # type: ignore[misc]
-        def call(self, inputs: Any) -> Any:
-            seen.append(keras.ops.shape(inputs[0])[1])
-            return super().call(inputs)
+    def call(inputs: Any, reverse: bool = False) -> Any:
+        if not reverse:
+            seen.append(int(inputs.shape[1]))
+        return read(inputs, reverse=reverse)
 
-    add.__class__ = Watching
+    embed.call = call
     model.compile(sampler="greedy", run_eagerly=True)
-    with heed.accelerate():
-        model.generate(dict(inputs), stop_token_ids=None)
-        assert [int(n) for n in seen] == [3] + [1] * (LENGTH - 3)
+    with heed.accelerate(model):
+        written(model, inputs)
+        source = [7] if name in SEQ2SEQ else []
+        assert seen == [*source, 3] + [1] * (LENGTH - 3)
+        if name in SEQ2SEQ:
+            return
         # An attention of others may look at what its mask hides.
         layer = model.backbone.transformer_layers[1]._self_attention_layer
         compute = layer._compute_attention
         layer._compute_attention = lambda *args, **kwargs: compute(*args, **kwargs)
         seen.clear()
-        model.generate(dict(inputs), stop_token_ids=None)
-        assert int(seen[0]) == LENGTH
+        written(model, inputs)
+        assert seen[0] == LENGTH
 
 
-def bytes_of_a_step(longest: int, fast: bool) -> float:
-    """Count the bytes that TensorFlow allocates per token of two texts, in GPT-2's loop with a cache of this length."""
-    options = {**SHORT, "max_sequence_length": longest}
-    model, inputs = build("GPT-2", **options), prompts(3, 4, longest=longest)
-    if fast:
-        heed.accelerate(model)
-    generate = model.make_generate_function().python_function
-    function = tf.function(
-        lambda ids, known: generate({"token_ids": ids, "padding_mask": known})["token_ids"]
-    )
-    tensors = [tf.constant(inputs[name]) for name in ("token_ids", "padding_mask")]
-    return allocated(function.get_concrete_function(*tensors), *tensors) / (longest - 3)
+def bytes_of_a_step(model: Any, inputs: dict[str, np.ndarray], fast: bool) -> float:
+    """Count the bytes that TensorFlow allocates for each position that is written."""
+    with heed.accelerate(model if fast else keras.layers.Dense(1)):
+        generate = model.make_generate_function().python_function
+        name = next(name for name in inputs if name in ("token_ids", "decoder_token_ids"))
+        function = tf.function(lambda *x: generate(dict(zip(inputs, x, strict=True)))[name])
+        tensors = [tf.constant(x) for x in inputs.values()]
+        steps = inputs[name].shape[1] - 3
+        return allocated(function.get_concrete_function(*tensors), *tensors) / steps
 
 
 @on_tensorflow
 def test_a_step_allocates_no_caches() -> None:
     grown = {}
     for fast in (False, True):
-        grown[fast] = bytes_of_a_step(264, fast) - bytes_of_a_step(64, fast)
-        heed.decelerate()
+        sizes = [
+            bytes_of_a_step(
+                build("GPT-2", **{**SHORT, "max_sequence_length": longest}),
+                prompts(3, 4, longest=longest),
+                fast,
+            )
+            for longest in (64, 264)
+        ]
+        grown[fast] = sizes[1] - sizes[0]
     cache = 2 * 2 * 2 * 16 * 4 * 200  # layers, keys and values, texts, width, float32, positions
     assert grown[False] > 2 * cache
     # A boolean mask, and the numbers to find its end.
     assert grown[True] < 2 * 200 * 24 < cache / 10
+
+
+@on_tensorflow
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_a_step_copies_no_keys_of_the_source(name: str, beams: int) -> None:
+    from keras_hub import samplers
+
+    grown, rng = {}, np.random.default_rng(0)
+    for fast in (False, True):
+        sizes = []
+        for length in (64, 264):
+            model = build(name, **{"max_sequence_length": 300} if name == "BART" else {})
+            if beams > 1:
+                model.compile(sampler=samplers.BeamSampler(num_beams=beams), **NO_XLA)
+            inputs = hub_models.prompts(name, 3, 3, longest=60)
+            inputs["encoder_token_ids"] = rng.integers(1, WORDS, (2, length)).astype("int32")
+            inputs["encoder_padding_mask"] = np.ones((2, length), bool)
+            sizes.append(bytes_of_a_step(model, inputs, fast))
+        grown[fast] = sizes[1] - sizes[0]
+    # Layers, keys and values, texts, width, float32, positions.
+    cache = 2 * 2 * 2 * beams * 16 * 4 * 200
+    assert grown[False] > cache
+    assert grown[True] < cache / 3

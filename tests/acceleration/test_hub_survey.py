@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,54 @@ def test_each_model_that_generates_is_listed() -> None:
         for kind in ("CausalLM", "Seq2SeqLM", "BlockDiffusionLM"):
             if alias.endswith(kind) and cls.__name__ not in (*NOT_BUILT, kind):
                 assert cls.__name__.removesuffix(kind) in built, f"{alias} is new"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # of an output table
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama", "T5", "Whisper"])
+def test_losses_of_twenty_steps(name: str, dtype: str) -> None:
+    targets = np.random.default_rng(1).normal(size=(2, LENGTH, 4)).astype("float32")
+    weights = (np.arange(LENGTH)[None] < np.array([[LENGTH], [LENGTH - 4]])).astype("float32")
+    histories = []
+    for fast in (False, True):
+        model = build(name, dtype)
+        inputs = arrays_for(model)
+        outputs = keras.tree.flatten(model.output)[-1 if name != "BERT" else 1]
+        head = keras.Model(model.input, keras.layers.Dense(4, dtype="float32")(outputs))
+        head.compile(keras.optimizers.Adam(1e-3), "mse")
+        with heed.accelerate(head if fast else keras.layers.Dense(1)) as acceleration:
+            steps = [
+                float(head.train_on_batch(inputs, targets, sample_weight=weights))
+                for _ in range(20)
+            ]
+            assert bool(acceleration.report().calls) is fast
+        histories.append(steps)
+    assert histories[0][-1] < 0.9 * histories[0][0]  # it has learnt something
+    np.testing.assert_allclose(*histories, rtol=1e-4 if dtype == "float32" else 5e-2)
+
+
+ORDER = """
+import sys
+import heed
+if "before" in sys.argv:
+    import keras_hub
+report = heed.accelerate().report
+import keras_hub
+from keras_hub.src.models.llama.llama_attention import LlamaAttention
+accelerated = LlamaAttention._compute_attention
+print([line for line in report().patched if "Llama" in line])
+heed.decelerate()
+assert LlamaAttention._compute_attention is accelerated.__wrapped__
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("heed")]
+heed.accelerate()
+assert LlamaAttention._compute_attention is not accelerated.__wrapped__
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_keras_hub_may_be_imported_before_or_after(order: str) -> None:
+    result = subprocess.run([sys.executable, "-c", ORDER, order], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == "['keras_hub.LlamaAttention._compute_attention']"

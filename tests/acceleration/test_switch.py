@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ from heed.acceleration.hub import modules as hub_modules
 from heed.keras_modules import backend_module
 from tests.backend import BACKEND, vjp
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
+from tests.slow import slow
 
 backend_nn = backend_module("nn")
 NAMES = (
@@ -83,18 +84,11 @@ def built(layer: Any, *shapes: Any) -> Any:
 # Installing and removing
 
 
-def test_everything_is_restored() -> None:
-    before = state()
-    heed.accelerate()
-    assert all(now is not then for now, then in zip(state(), before, strict=True))
-    heed.decelerate()
-    assert state() == before
-
-
-def test_it_is_idempotent() -> None:
+def test_it_is_idempotent_and_restores_everything() -> None:
     before = state()
     heed.accelerate()
     once = state()
+    assert all(now is not then for now, then in zip(once, before, strict=True))
     heed.accelerate()
     assert state() == once
     heed.decelerate()
@@ -116,14 +110,10 @@ def test_a_context_undoes_what_its_call_did() -> None:
     heed.accelerate()
     with heed.accelerate():
         pass
-    assert state() == inside or state() != before
     with pytest.raises(ZeroDivisionError), heed.accelerate():
         raise ZeroDivisionError
     assert state() != before
-
-
-def test_an_error_inside_a_context_undoes_too() -> None:
-    before = state()
+    heed.decelerate()
     with pytest.raises(ZeroDivisionError), heed.accelerate():
         raise ZeroDivisionError
     assert state() == before
@@ -315,18 +305,6 @@ def test_an_accelerated_model_can_be_collected() -> None:
     assert state() != before
 
 
-def test_programs_of_the_model_are_traced_again() -> None:
-    one = model()
-    x = randoms((2, 5, 8))[0]
-    stock = one.predict(x, verbose=0)
-    with heed.accelerate(one), Counted() as counted:
-        assert_close(one.predict(x, verbose=0), stock)
-    assert counted.of["MultiHeadAttention"] >= 1
-    with Counted() as counted:
-        assert_close(one.predict(x, verbose=0), stock)
-    assert counted.of == {}
-
-
 def test_an_accelerated_model_is_saved_like_any_other(tmp_path: Any) -> None:
     one = model(dropout=0.1)
     x = randoms((2, 5, 8))[0]
@@ -334,23 +312,6 @@ def test_an_accelerated_model_is_saved_like_any_other(tmp_path: Any) -> None:
         one.save(tmp_path / "model.keras")
         expected = one(x)
     assert_close(keras.saving.load_model(tmp_path / "model.keras")(x), expected)
-
-
-@pytest.mark.slow
-def test_models_that_xla_compiles() -> None:
-    one = model()
-    x = randoms((8, 5, 8))[0]
-    one.compile("sgd", "mse", jit_compile=True)
-    weights = one.get_weights()
-    losses = []
-    for fast in (False, True):
-        one.set_weights(weights)
-        if fast:
-            heed.accelerate(one)
-        with Counted() as counted:
-            losses.append(one.fit(x, x, epochs=2, verbose=0, shuffle=False).history["loss"])
-        assert list(counted.of) == ["MultiHeadAttention"] * fast
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def test_a_module_that_loads_after_decelerate_is_not_patched(
@@ -389,38 +350,36 @@ def function_of_keras(source: str) -> Any:
     return names["newer"]
 
 
-@pytest.mark.parametrize("name", [name for owner, name in NAMES if owner is MultiHeadAttention])
-def test_a_version_with_another_signature_is_refused(name: str) -> None:
-    newer = function_of_keras("def newer(self, query, value, sinks=None): pass")
+@pytest.mark.parametrize(
+    ("name", "newer", "expected"),
+    [
+        *(
+            (
+                name,
+                function_of_keras("def newer(self, query, value, sinks=None): pass"),
+                rf"\.{name}: expected the parameters \('self'.*, found \('self', 'query', 'value', 'sinks'\)",
+            )
+            for name in ("call", "_compute_attention")
+        ),
+        (
+            "__init__",
+            function_of_keras("def newer(self, num_heads, key_dim, sinks=False): pass"),
+            "expected no new arguments, found sinks; .*__init__: expected the use of _attention_axes, _dropout, "
+            "_inverse_sqrt_key_dim, found none",
+        ),
+        ("_compute_attention", None, "_compute_attention: expected a function, found nothing"),
+        ("_compute_attention", 7, "_compute_attention: expected a function, found 7"),
+    ],
+)
+def test_a_version_that_is_not_known_is_refused(name: str, newer: Any, expected: str) -> None:
     with mock.patch.object(MultiHeadAttention, name, newer):
         before = state()
-        expected = rf"\.{name}: expected the parameters \('self'.*, found \('self', 'query', 'value', 'sinks'\)"
-        with pytest.raises(RuntimeError, match=f"has changed nothing: .*{expected}") as error:
+        told = f"keras.layers.MultiHeadAttention.*{expected}"
+        with pytest.raises(RuntimeError, match=f"has changed nothing: {told}") as error:
             heed.accelerate()
         assert state() == before
         assert "\n" not in str(error.value)
-
-
-def test_a_version_with_a_new_argument_or_without_an_attribute_is_refused() -> None:
-    newer = function_of_keras("def newer(self, num_heads, key_dim, sinks=False): pass")
-    with mock.patch.object(MultiHeadAttention, "__init__", newer):
-        assert changes() == [
-            "keras.layers.MultiHeadAttention: expected no new arguments, found sinks",
-            "keras.layers.MultiHeadAttention.__init__: expected the use of _attention_axes, _dropout, "
-            "_inverse_sqrt_key_dim, found none",
-        ]
-        with pytest.raises(RuntimeError, match=r"has changed nothing: .* found sinks; "):
-            heed.accelerate()
-
-
-@pytest.mark.parametrize(("new", "found"), [(None, "nothing"), (7, "7")])
-def test_a_version_without_a_method_is_refused(new: Any, found: str) -> None:
-    with mock.patch.object(MultiHeadAttention, "_compute_attention", new):
-        name = "keras.layers.MultiHeadAttention._compute_attention"
-        assert changes() == [f"{name}: expected a function, found {found}"]
-        assert heed.info()["acceleration"] == f"not possible: {changes()[0]}"
-        with pytest.raises(RuntimeError, match=r"has changed nothing: .* expected a function"):
-            heed.accelerate()
+        assert heed.info()["acceleration"] == f"not possible: {'; '.join(changes())}"
     assert heed.info()["acceleration"] == "ready"
 
 
@@ -503,9 +462,16 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-MAKES = ("multi", "wide", "gate", "window", "grouped", "dropout")
+LAYERS: dict[str, Callable[[], Any]] = {
+    "multi": lambda: MultiHeadAttention(4, 3),
+    "wide": lambda: MultiHeadAttention(4, 3, value_dim=5, output_shape=(2, 3), use_bias=False),
+    "gate": lambda: MultiHeadAttention(4, 3, use_gate=True),
+    "window": lambda: MultiHeadAttention(4, 3, sliding_window=2),
+    "grouped": lambda: GroupQueryAttention(3, 4, 2),
+    "dropout": lambda: MultiHeadAttention(4, 3, dropout=0.4),
+}
 # Each kind of layer with all masks at once, and one kind with each mask; the full grid is slow.
-DEFAULT = {(make, "masks", True) for make in MAKES} | {(make, "plain", False) for make in MAKES}
+DEFAULT = {(make, "masks", True) for make in LAYERS} | {(make, "plain", False) for make in LAYERS}
 DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, CALLS, strict=False)}
 
 
@@ -513,7 +479,7 @@ DEFAULT |= {("multi", name, scores) for scores, name in zip([True, False] * 4, C
     ("make", "name", "scores"),
     [
         pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.slow)
-        for case in itertools.product(MAKES, CALLS, (False, True))
+        for case in itertools.product(LAYERS, CALLS, (False, True))
     ],
 )
 def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: bool) -> None:
@@ -521,15 +487,7 @@ def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: b
         pytest.skip("not in this version of Keras")
     if make == "wide" and BACKEND == "jax":
         pytest.skip("Keras on JAX has no values of another width")
-    layer = {
-        "multi": lambda: MultiHeadAttention(4, 3),
-        "wide": lambda: MultiHeadAttention(4, 3, value_dim=5, output_shape=(2, 3), use_bias=False),
-        "gate": lambda: MultiHeadAttention(4, 3, use_gate=True),
-        "window": lambda: MultiHeadAttention(4, 3, sliding_window=2),
-        "grouped": lambda: GroupQueryAttention(3, 4, 2),
-        "dropout": lambda: MultiHeadAttention(4, 3, dropout=0.4),
-    }[make]()
-    built(layer, X, X)
+    layer = built(LAYERS[make](), X, X)
     query, value, key = randoms(X, X, X)
     run = {"key": key, "return_attention_scores": scores, "training": False, **CALLS[name]}
     stock = layer(query, value, **run)
@@ -540,16 +498,14 @@ def test_multi_head_layers_have_the_same_outputs(make: str, name: str, scores: b
 
 @pytest.mark.parametrize("make", ["multi", "grouped"])
 def test_compute_attention_may_be_causal(make: str) -> None:
-    cls = MultiHeadAttention if make == "multi" else GroupQueryAttention
-    layer = built(cls(4, 3) if make == "multi" else cls(3, 4, 2), X, X)
+    layer = built(LAYERS[make](), X, X)
     query, key = randoms((2, 5, 4, 3), (2, 5, 4 if make == "multi" else 2, 3))
-    if "use_causal_mask" not in inspect.signature(cls._compute_attention).parameters:
+    if "use_causal_mask" not in inspect.signature(layer._compute_attention).parameters:
         pytest.skip("not in this version of Keras")
-    arguments = {"use_causal_mask": True}
     with heed.accelerate():
         layer._return_attention_scores = False
-        output = layer._compute_attention(query, key, key, **arguments)[0]
-        masked = layer._compute_attention(query, key, key, np.tril(np.ones((5, 5), bool)))[0]
+        output = layer._compute_attention(query, key, key, use_causal_mask=True)[0]
+        masked = layer._compute_attention(query, key, key, np.tri(5, dtype=bool))[0]
         whole = layer._compute_attention(query, key, key)[0]
     assert_close(output, masked)
     assert not np.allclose(output, whole, atol=1e-3)
@@ -604,8 +560,9 @@ def test_dropout_drops_and_repeats_with_its_seed() -> None:
         np.testing.assert_allclose(
             np.sum(np.asarray(scores), -1), 1.0, atol=1e-5
         )  # as in Keras, before dropout
-        mean = np.mean([layer(x, x, training=True) for _ in range(60)], axis=0)
-        np.testing.assert_allclose(mean, layer(x, x), atol=0.25)
+        many = np.repeat(x[:1], 240, axis=0)
+        mean = np.mean(np.asarray(layer(many, many, training=True)), axis=0)
+        np.testing.assert_allclose(mean, layer(x, x)[0], atol=0.15)
 
 
 def test_dropout_follows_the_enclosing_layers() -> None:
@@ -749,18 +706,18 @@ def test_the_op_refuses_other_ranks() -> None:
         backend_nn.dot_product_attention(x, x, x)
 
 
-def test_training_steps_are_the_same() -> None:
+@pytest.mark.parametrize("jit_compile", [False, *slow([True])])
+def test_training_steps_are_the_same(jit_compile: bool) -> None:
     x, y = randoms((16, 6, 8), (16, 6, 8))
-    losses = []
-    weights = None
+    one, losses = model(), []
+    weights = one.get_weights()
     for fast in (False, True):
-        one = model()
-        weights = weights or one.get_weights()
         one.set_weights(weights)
-        one.compile(keras.optimizers.SGD(0.1), "mse")
+        one.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
         if fast:
-            heed.accelerate()
-        losses.append(
-            one.fit(x, y, batch_size=8, epochs=3, verbose=0, shuffle=False).history["loss"]
-        )
+            heed.accelerate(one)
+        with Counted() as counted:
+            history = one.fit(x, y, batch_size=8, epochs=3, verbose=0, shuffle=False).history
+        losses.append(history["loss"])
+        assert list(counted.of) == ["MultiHeadAttention"] * fast
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

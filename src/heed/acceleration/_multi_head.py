@@ -18,8 +18,7 @@ from keras.layers import GroupQueryAttention, MultiHeadAttention
 
 from heed.acceleration import op, switch
 from heed.acceleration.hub import loop
-from heed.acceleration.hub.repeated import merge_queries
-from heed.acceleration.hub.stand_in import StandIn
+from heed.acceleration.hub.stand_ins import StandIn, merge_queries
 from heed.layers import masks
 from heed.layers.attend import (
     ScoresRequest,

@@ -19,9 +19,9 @@ import numpy as np
 from keras import ops
 
 from heed.acceleration import op, switch
-from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub.cache_readers import MODELS, PACKAGE, is_foreign
-from heed.acceleration.hub.stand_in import StandIn
+from heed.acceleration.hub.recognition import find_unknown
+from heed.acceleration.hub.stand_ins import StandIn
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops.device_rule import Call
@@ -79,6 +79,8 @@ def _no_scale(layer: Any) -> float:
 
 _GEMMA = "num_key_value_heads num_query_heads dropout logit_soft_cap"
 _LLAMA = Attention("_inv_norm_factor")
+_QWEN = _LLAMA._replace(window="use_sliding_window_attention")
+_QWEN_3 = _LLAMA._replace(window="sliding_window_size")
 _CAPPED = Attention(
     _gemma_scale,
     f"{_GEMMA} query_head_dim_normalize head_dim hidden_dim",
@@ -110,19 +112,11 @@ KNOWN: dict[tuple[str, str], Attention] = {
     ("mistral.mistral_attention", "CachedMistralAttention"): _LLAMA,
     ("mixtral.mixtral_attention", "CachedMixtralAttention"): _LLAMA._replace(softmax="softmax"),
     ("phi3.phi3_attention", "Phi3Attention"): _LLAMA._replace(softmax="softmax"),
-    ("qwen.qwen_attention", "QwenAttention"): _LLAMA._replace(
-        window="use_sliding_window_attention"
-    ),
-    ("qwen_moe.qwen_moe_attention", "QwenMoeAttention"): _LLAMA._replace(
-        window="use_sliding_window_attention"
-    ),
-    ("qwen3.qwen3_attention", "Qwen3Attention"): _LLAMA._replace(window="sliding_window_size"),
-    ("qwen3_5.qwen3_5_attention", "Qwen3_5Attention"): _LLAMA._replace(
-        window="sliding_window_size"
-    ),
-    ("qwen3_moe.qwen3_moe_attention", "Qwen3MoeAttention"): _LLAMA._replace(
-        window="sliding_window_size"
-    ),
+    ("qwen.qwen_attention", "QwenAttention"): _QWEN,
+    ("qwen_moe.qwen_moe_attention", "QwenMoeAttention"): _QWEN,
+    ("qwen3.qwen3_attention", "Qwen3Attention"): _QWEN_3,
+    ("qwen3_5.qwen3_5_attention", "Qwen3_5Attention"): _QWEN_3,
+    ("qwen3_moe.qwen3_moe_attention", "Qwen3MoeAttention"): _QWEN_3,
     ("smollm3.smollm3_layers", "SmolLM3Attention"): _LLAMA,
     ("stable_diffusion_3.mmdit", "MMDiTBlock"): Attention(
         "_inverse_sqrt_key_dim", "num_heads head_dim", "softmax", merges_heads=True

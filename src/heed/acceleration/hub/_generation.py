@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,18 +145,10 @@ class Prompts:
     tokens: np.ndarray
     known: np.ndarray
     stops: tuple[int, ...] | None
-    lengths: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lengths = self.known.sum(1)
 
 
 def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
-    """Return what a model's `generate_function` returns.
-
-    Raises:
-        LeftToKerasError: if the engine does not do this call.
-    """
+    """Return what a model's `generate_function` returns."""
     call = _prepare(model, inputs, stop_token_ids)
     prompts, search, engine = call.prompts, call.search, call.engine
     uniform = draw(model.sampler, search, len(prompts.tokens))
@@ -168,11 +160,7 @@ def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:
 
 
 def stream(model: Any, inputs: Any, stop_token_ids: Any) -> Generator[int, None, None]:
-    """Yield the tokens that a model's `generate_function` adds to one prompt, as they are decoded.
-
-    Raises:
-        LeftToKerasError: if the engine does not do this call, at once.
-    """
+    """Yield the tokens that a model's `generate_function` adds to one prompt, as they are decoded."""
     try:
         call = _prepare(model, inputs, stop_token_ids)
     except _NoRoomError:  # KerasHub returns such a prompt as it is
@@ -190,13 +178,7 @@ def stream(model: Any, inputs: Any, stop_token_ids: Any) -> Generator[int, None,
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that the engine does.
-
-    Attributes:
-        prompts, search: of the call.
-        engine: of the model.
-        returned: as in `Description`.
-    """
+    """A call that the engine does; `returned` as in `Description`."""
 
     prompts: Prompts
     search: Search
@@ -226,7 +208,7 @@ def _prepare(model: Any, inputs: Any, stop_token_ids: Any) -> _Call:
         prompts.stops or (),
     )
     search = replace(search, cache=formats.cache)
-    if search.method == "beam" and prompts.lengths.min() < prompts.lengths.max():
+    if search.method == "beam" and len(set(prompts.known.sum(1))) > 1:
         raise LeftToKerasError("the prompts of a beam search differ in length")
     if search.method == "beam" and search.cache not in CACHES_OF_BEAMS:
         raise LeftToKerasError(f"a beam search has no cache of {search.cache}")

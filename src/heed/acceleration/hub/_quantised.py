@@ -32,11 +32,7 @@ class KerasIntegers(Integers):
 
 
 def kernel(layer: Any) -> KerasIntegers:
-    """Return the kernel of a quantised `Dense` or `EinsumDense`, with the axes of inputs first.
-
-    Raises:
-        LeftToKerasError: if the engine does not hold such integers.
-    """
+    """Return the kernel of a quantised `Dense` or `EinsumDense`, with the axes of inputs first."""
     _check_keras()
     stored, scale = layer._kernel, layer.kernel_scale
     if layer.quantization_mode == "int4":  # (inputs, half of the outputs)
@@ -45,11 +41,7 @@ def kernel(layer: Any) -> KerasIntegers:
 
 
 def embedding(layer: Any) -> tuple[Computed, Dense]:
-    """Return the table of a quantised `ReversibleEmbedding`, and its layer back to the logits.
-
-    Raises:
-        LeftToKerasError: if the engine does not hold such integers.
-    """
+    """Return the table of a quantised `ReversibleEmbedding`, and its layer back to the logits."""
     _check_keras()
     width = layer.output_dim
     found = _read(layer, layer._embeddings, "embeddings", width, width, transposed=True)
@@ -70,11 +62,7 @@ def _check_keras() -> None:
 
 
 def check(part: Any, weights: str) -> None:
-    """Check that a weight format keeps the integers of Keras in a stack, and computes with them as Keras does.
-
-    Raises:
-        LeftToKerasError: if not.
-    """
+    """Check that a weight format keeps the integers of Keras in a stack, and computes with them as Keras does."""
     if isinstance(part, KerasIntegers):
         if part.rounds_inputs and weights not in MODES:
             raise LeftToKerasError(

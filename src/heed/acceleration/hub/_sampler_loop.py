@@ -28,7 +28,6 @@ from keras.backend import standardize_dtype
 
 from heed.acceleration import accelerated_models, switch
 from heed.acceleration.hub import _notes, loop
-from heed.acceleration.hub._cache_parts import CacheParts, is_part, mark_as_part
 from heed.acceleration.hub._generation import Generate
 from heed.acceleration.hub.cache_readers import (
     PACKAGE,
@@ -39,8 +38,13 @@ from heed.acceleration.hub.cache_readers import (
     reason_to_leave,
 )
 from heed.acceleration.hub.recognition import has_foreign_attention
-from heed.acceleration.hub.repeated import RepeatedRows
-from heed.acceleration.hub.stand_in import StandIn
+from heed.acceleration.hub.stand_ins import (
+    CacheParts,
+    RepeatedRows,
+    StandIn,
+    is_part,
+    mark_as_part,
+)
 from heed.keras_modules import backend_module
 from heed.ops.backends import current
 from heed.ops.dispatch import select_fused_ops, uses_native

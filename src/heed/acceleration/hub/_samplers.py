@@ -22,11 +22,7 @@ _MODULES = {
 
 
 def make_search(sampler: Any, length: int, vocabulary: int, stops: tuple[int, ...]) -> Search:
-    """Return the search of a sampler: `length` tokens at most, none of them special but the stops.
-
-    Raises:
-        LeftToKerasError: if the engine does not choose tokens like this sampler.
-    """
+    """Return the search of a sampler: `length` tokens at most, none of them special but the stops."""
     name = class_name(type(sampler)).rpartition(".")[2]
     if name not in _MODULES:
         raise LeftToKerasError(f"the engine has no {name}")

@@ -14,9 +14,9 @@ import keras
 from keras import ops
 
 from heed.acceleration import op, switch
-from heed.acceleration.called_code import find_unknown
 from heed.acceleration.hub import _notes, loop
-from heed.acceleration.hub.repeated import merge_queries
+from heed.acceleration.hub.recognition import find_unknown
+from heed.acceleration.hub.stand_ins import merge_queries
 from heed.layers.attend import dropout_options
 from heed.layers.overrides import is_replaceable
 from heed.ops import dot_product_attention
@@ -88,7 +88,8 @@ def call(
     source = hidden_states if key_value_states is None else key_value_states
     key, value, cache = _project_source(self, source, cache, cache_update_index)
     if position_bias is None:
-        bias, mask = _compute_bias(self, query, key, cache_update_index), _add_heads_axis(mask)
+        bias = _compute_bias(self, query, key, cache_update_index)
+        mask = None if mask is None else ops.cast(mask, "bool")[:, None]  # (B, 1, T, S)
         position_bias = _join(self, bias, mask, query, key)
     else:
         bias, mask = _notes.read(position_bias, _NOTE, (position_bias, None))
@@ -129,11 +130,6 @@ def _compute_bias(layer: Any, query: Any, key: Any, index: Any) -> Any:
         return None
     start = 0 if index is None else index
     return layer.compute_bias(ops.shape(query)[1], ops.shape(key)[1], query_start_index=start)
-
-
-def _add_heads_axis(mask: Any) -> Any:
-    """Convert (B, T, S) to booleans (B, 1, T, S)."""
-    return None if mask is None else ops.cast(mask, "bool")[:, None]
 
 
 def _join(layer: Any, bias: Any, mask: Any, query: Any, key: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,6 @@ from heed.layers.overrides import is_replaceable
 from heed.number_checks import real
 from heed.ops.core.description import (
     Computed,
-    DecoderAttention,
-    DecoderLayer,
     DecoderStack,
     Dense,
     Norm,
@@ -243,36 +241,6 @@ def require_softmax(layer: Any) -> None:
         raise LeftToKerasError(f"{getattr(layer, 'name', layer)} is no plain softmax over keys")
 
 
-def attention(
-    heads: int, kv_heads: int, *layers: Any, scale: float, **options: Any
-) -> DecoderAttention:
-    """Return an attention of four dense layers of heads: of query, key and value, and back.
-
-    Raises:
-        LeftToKerasError: if a layer computes otherwise, or has another number of heads.
-    """
-    query, key, value, output = layers
-    for layer, count in ((query, heads), (key, kv_heads), (value, kv_heads)):
-        shape = layer.kernel.shape
-        place = layer.equation.replace("->", ",").split(",")[1].index(layer.equation[-2])
-        if len(shape) != 3 or shape[place] != count:
-            raise LeftToKerasError(f"{layer.name} has other heads than {count}")
-    return DecoderAttention(
-        query=dense(query),
-        key=dense(key),
-        value=dense(value),
-        output=dense(output),
-        scale=scale,
-        **options,
-    )
-
-
-def attention_of(layer: Any, **options: Any) -> DecoderAttention:
-    """Return the attention of a layer whose heads and dense layers have KerasHub's usual names; see `attention`."""
-    dense_layers = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
-    return attention(layer.num_query_heads, layer.num_key_value_heads, *dense_layers, **options)
-
-
 def window(size: Any) -> int | None:
     """Return the option of a sliding window, which a model may lack."""
     if size is not None and (type(size) is not int or size < 1):
@@ -288,60 +256,15 @@ def cap(value: Any) -> float | None:
     return None if number is None else float(number)
 
 
-def describe(
-    backbone: Any,
-    sizes: tuple[Any, Any, Any, Any],
-    layers: Iterable[DecoderLayer],
-    final_norm: Norm,
-    embedding: Any = None,
-    scale: float = 1.0,
-    embedding_norm: Norm | None = None,
-    rotations: Rotations | None = None,
-    rotary_dim: int | None = None,
-    **options: Any,
-) -> Description:
-    """Return the description of a model.
-
-    Args:
-        backbone: of the model.
-        sizes: N, K, H and V.
-        layers: one after the other.
-        final_norm: before the logits.
-        embedding: a `ReversibleEmbedding`. Default: the model's `token_embedding`.
-        scale: multiplies embedded tokens.
-        embedding_norm: of embedded tokens, or None.
-        rotations: of the layers.
-        rotary_dim: P, or None for all H.
-        options: further fields of the description.
-    """
-    layer = backbone.token_embedding if embedding is None else embedding
+def embedding(layer: Any) -> tuple[Any, Dense]:
+    """Return the table of a `ReversibleEmbedding`, and its layer back to the logits."""
     require_keras(layer, keras.layers.ReversibleEmbedding)
     require_float32(layer, but=_quantised.MODES)
     require_equal(layer, mask_zero=False)
     if layer.reverse_dtype not in (None, "float32"):
         raise LeftToKerasError(f"{layer.name} computes logits in {layer.reverse_dtype}")
     if layer.quantization_mode:
-        table, logits = _quantised.embedding(layer)
-    else:
-        table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
-        tied = layer.tie_weights
-        logits = Dense(table, transposed=True) if tied else Dense(layer.reverse_embeddings)
-    heads, kv_heads, head_dim, value_dim = map(int, sizes)
-    stack = DecoderStack(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        embedding=table,
-        embedding_scale=scale,
-        embedding_norm=embedding_norm,
-        final_norm=final_norm,
-        layers=tuple(layers),
-        weights="float32",
-        logits=logits,
-        logit_soft_cap=cap(layer.logit_soft_cap),
-        rotary_dim=rotary_dim,
-    )
-    return Description(
-        stack, rotations=() if rotations is None else tuple(rotations.found), **options
-    )
+        return _quantised.embedding(layer)
+    table = _with_lora(layer, "_embeddings", "lora_embeddings", None)
+    tied = layer.tie_weights
+    return table, Dense(table, transposed=True) if tied else Dense(layer.reverse_embeddings)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -19,7 +19,8 @@ import keras
 from heed.acceleration.hub._fingerprints import FINGERPRINTS
 from heed.acceleration.hub.cache_readers import PACKAGE
 from heed.layers.overrides import find_override
-from heed.patching import unwrap_entry
+from heed.number_checks import real
+from heed.patching import Function, unwrap_entry
 
 _SOURCE = f"{PACKAGE}.src."
 # What generates nothing, or only on another engine.
@@ -185,15 +186,45 @@ def _code(function: Any) -> CodeType | None:
     return getattr(inspect.unwrap(unwrap_entry(function)), "__code__", None)
 
 
-def _parts(code: CodeType) -> Iterator[str]:
-    """Yield the names, strings and fractions in code and in functions inside it; versions of Python keep them alike."""
-    documentation = code.co_consts[0] if code.co_consts else None
-    yield from code.co_names
-    yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code and those of functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _parts(constant)
-        elif isinstance(constant, float) or (
-            isinstance(constant, str) and constant is not documentation
-        ):
-            yield repr(constant)
+            yield from _codes(constant)
+
+
+def _parts(code: CodeType) -> Iterator[str]:
+    """Yield the names, strings and fractions in code and in functions inside it; versions of Python keep them alike."""
+    for each in _codes(code):
+        documentation = each.co_consts[0] if each.co_consts else None
+        yield from each.co_names
+        yield from each.co_varnames[: each.co_argcount + each.co_kwonlyargcount]
+        for constant in each.co_consts:
+            if isinstance(constant, float) or (
+                isinstance(constant, str) and constant is not documentation
+            ):
+                yield repr(constant)
+
+
+def find_unknown(
+    functions: Iterable[Function],
+    names: Collection[str],
+    numbers: Collection[float],
+    others: Iterable[str] = (),
+) -> str | None:
+    """Describe what functions, and functions inside them, use and heed does not know; None if heed knows it all.
+
+    Args:
+        functions: of the other library.
+        names: the globals and attributes that heed knows.
+        numbers: the constants that heed knows.
+        others: further names that heed does not know.
+    """
+    own = [getattr(unwrap_entry(function), "__code__", None) for function in functions]
+    codes = [code for one in own if one is not None for code in _codes(one)]
+    found = {name for code in codes for name in code.co_names if name not in names} | {*others}
+    found |= {"a method without code"} if None in own else set()
+    constants = (x for code in codes for x in code.co_consts if real(x) is not None)
+    found |= {str(x) for x in constants if x not in numbers}
+    return f"heed does not know {', '.join(sorted(found))}" if found else None

@@ -1,50 +1,44 @@
-"""Describes KerasHub's language models to the engine: one file a family of constructors, and this list of them."""
+"""Describes KerasHub's language models to the engine: one class a family, and this list of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from heed.acceleration.hub.cache_readers import PACKAGE
-from heed.acceleration.hub.families import (
-    _alibi,
-    _experts,
-    _gemma,
-    _gpt2,
-    _gpt_neox,
-    _gpt_oss,
-    _llama,
-    _phi3,
-    _smollm3,
-)
+from heed.acceleration.hub.families._alibi import Bloom, Falcon
+from heed.acceleration.hub.families._experts import GptOss, Mixtral, Qwen3Moe, QwenMoe
+from heed.acceleration.hub.families._family import Family
+from heed.acceleration.hub.families._gemma import Gemma, Gemma3
+from heed.acceleration.hub.families._gpt import Gpt2, GptNeoX, Opt
+from heed.acceleration.hub.families._llama import Llama, Mistral, Phi3, Qwen, Qwen3, SmolLM3
 from heed.acceleration.hub.parts import Description
 from heed.acceleration.hub.recognition import LeftToKerasError, class_name, require
 
-# By the class of a model, inside of KerasHub's sources: what describes its backbone, and the class of that.
-FAMILIES: dict[str, tuple[Callable[[Any], Description], str]] = {
+# By the class of a model, inside of KerasHub's sources: its family, and the class of its backbone.
+FAMILIES: dict[str, tuple[Family, str]] = {
     f"models.{module}_causal_lm.{name}CausalLM": (
-        function,
+        family(),
         f"models.{module}_backbone.{name}Backbone",
     )
-    for module, name, function in (
-        ("gpt2.gpt2", "GPT2", _gpt2.describe_gpt2),
-        ("opt.opt", "OPT", _gpt2.describe_opt),
-        ("llama.llama", "Llama", _llama.describe_llama),
-        ("llama3.llama3", "Llama3", _llama.describe_llama),
-        ("mistral.mistral", "Mistral", _llama.describe_mistral),
-        ("smollm3.smollm3", "SmolLM3", _smollm3.describe_smollm3),
-        ("qwen.qwen", "Qwen", _llama.describe_qwen),
-        ("qwen3.qwen3", "Qwen3", _llama.describe_qwen3),
-        ("gemma.gemma", "Gemma", _gemma.describe_gemma),
-        ("gemma3.gemma3", "Gemma3", _gemma.describe_gemma3),
-        ("phi3.phi3", "Phi3", _phi3.describe_phi3),
-        ("gpt_neo_x.gpt_neo_x", "GPTNeoX", _gpt_neox.describe_gpt_neox),
-        ("bloom.bloom", "Bloom", _alibi.describe_bloom),
-        ("falcon.falcon", "Falcon", _alibi.describe_falcon),
-        ("mixtral.mixtral", "Mixtral", _experts.describe_mixtral),
-        ("qwen_moe.qwen_moe", "QwenMoe", _experts.describe_qwen_moe),
-        ("qwen3_moe.qwen3_moe", "Qwen3Moe", _experts.describe_qwen3_moe),
-        ("gpt_oss.gpt_oss", "GptOss", _gpt_oss.describe_gpt_oss),
+    for module, name, family in (
+        ("gpt2.gpt2", "GPT2", Gpt2),
+        ("opt.opt", "OPT", Opt),
+        ("llama.llama", "Llama", Llama),
+        ("llama3.llama3", "Llama3", Llama),
+        ("mistral.mistral", "Mistral", Mistral),
+        ("smollm3.smollm3", "SmolLM3", SmolLM3),
+        ("qwen.qwen", "Qwen", Qwen),
+        ("qwen3.qwen3", "Qwen3", Qwen3),
+        ("gemma.gemma", "Gemma", Gemma),
+        ("gemma3.gemma3", "Gemma3", Gemma3),
+        ("phi3.phi3", "Phi3", Phi3),
+        ("gpt_neo_x.gpt_neo_x", "GPTNeoX", GptNeoX),
+        ("bloom.bloom", "Bloom", Bloom),
+        ("falcon.falcon", "Falcon", Falcon),
+        ("mixtral.mixtral", "Mixtral", Mixtral),
+        ("qwen_moe.qwen_moe", "QwenMoe", QwenMoe),
+        ("qwen3_moe.qwen3_moe", "Qwen3Moe", Qwen3Moe),
+        ("gpt_oss.gpt_oss", "GptOss", GptOss),
     )
 }
 
@@ -63,8 +57,8 @@ _OTHERS = {
 }
 
 
-def find_family(cls: type) -> tuple[Callable[[Any], Description], str]:
-    """Find what describes the backbone of a class of models, and the class of that backbone.
+def find_family(cls: type) -> tuple[Family, str]:
+    """Find the family of a class of models, and the class of their backbone.
 
     Raises:
         LeftToKerasError: if the engine does not run such models.
@@ -84,9 +78,9 @@ def describe(model: Any) -> Description:
     Raises:
         LeftToKerasError: if the engine does not run it.
     """
-    function, backbone = find_family(type(model))
+    family, backbone = find_family(type(model))
     require(model, class_name(type(model)))
-    found = function(require(model.backbone, backbone))
+    found = family.describe(require(model.backbone, backbone))
     layers, count = len(found.stack.layers), model.backbone.num_layers
     if layers != count:  # KerasHub's loop goes by either of them
         raise LeftToKerasError(f"the backbone has {layers} layers and num_layers={count}")

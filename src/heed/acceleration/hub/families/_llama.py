@@ -1,172 +1,171 @@
-"""Llama and models like it, Mistral and Qwen: root-mean-square norms, rotated grouped heads, SwiGLU."""
+"""Llama and models like it: root-mean-square norms, rotated grouped heads, SwiGLU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
+import numpy as np
+from keras import ops
 
 from heed.acceleration.hub import parts
-from heed.acceleration.hub.parts import Description, Rotations
-from heed.acceleration.hub.recognition import (
-    LeftToKerasError,
-    require,
-    require_equal,
-    require_float32,
-    require_keras,
-)
-from heed.ops.core.description import DecoderAttention, DecoderLayer
+from heed.acceleration.hub.families._family import Family
+from heed.acceleration.hub.parts import Rotation
+from heed.acceleration.hub.recognition import LeftToKerasError, require, require_float32
+from heed.layers.overrides import option
+from heed.ops.core.description import Norm
 
-_LLAMA_ROTARY = (
-    *("max_wavelength", "position_scaling_factor", "frequency_adjustment_factor"),
-    *("low_freq_factor", "high_freq_factor", "pretraining_sequence_length"),
+_SU_SCALED = (
+    *("max_wavelength", "max_sequence_length", "pretraining_sequence_length"),
+    *("inverese_freq_short_factor", "inverese_freq_long_factor"),
 )
 
 
-def swiglu(layer: Any) -> dict[str, Any]:
-    """Return the fields of a feed-forward part of three dense layers, with KerasHub's usual names."""
-    if parts.activation_name(layer.activation) != "silu":
-        raise LeftToKerasError(f"{layer.name} has another activation than silu")
-    return {
-        "activation": "silu",
-        "hidden": parts.dense(layer._feedforward_gate_dense),
-        "up": parts.dense(layer._feedforward_intermediate_dense),
-        "back": parts.dense(layer._feedforward_output_dense),
+class Rotated(Family):
+    """Rotates queries and keys."""
+
+    dropouts: tuple[str, ...] = ("self_attention_dropout",)
+    expected: ClassVar[dict[str, Any]] = {
+        "_dot_product_equation": "bquh,bkuh->buqk",
+        "_combine_equation": "buqk,bkuh->bquh",
     }
+    unrotated = None
+    rotary: tuple[Any, Any] = (None, None)  # the class of the rotation, and what it depends on
+
+    def rotation(self, attention: Any) -> Rotation | None:
+        width = option(attention, self.projections[0]).kernel.shape[-1]
+        return parts.rotation(attention.rotary_embedding_layer, width, *self.rotary)
 
 
-def _part(attention: Any, name: str) -> Any:
-    """Return a sub-layer, whose attribute has an underscore in some families."""
-    return getattr(attention, f"_{name}", None) or getattr(attention, name)
+class Llama(Rotated):
+    decoder = "models.llama.llama_decoder.LlamaTransformerDecoder"
+    attention = "models.llama.llama_attention.LlamaAttention"
+    norm_class = "models.llama.llama_layernorm.LlamaLayerNorm"
+    rotary = (
+        "models.llama.llama_rotary_embedding.LlamaRotaryEmbedding",
+        (
+            *("max_wavelength", "position_scaling_factor", "frequency_adjustment_factor"),
+            *("low_freq_factor", "high_freq_factor", "pretraining_sequence_length"),
+        ),
+    )
 
 
-@dataclass(frozen=True)
-class Family:
-    """The classes of a family, and where its attention keeps its options.
+class Mistral(Rotated):
+    decoder = "models.mistral.mistral_transformer_decoder.MistralTransformerDecoder"
+    attention = "models.mistral.mistral_attention.CachedMistralAttention"
+    norm_class = "models.mistral.mistral_layer_norm.MistralLayerNormalization"
 
-    Attributes:
-        decoder, attention, norm: names of classes.
-        heads: the attributes with N and K.
-        window: returns the sliding window of a layer, or None.
-        rotary: the name and the key of the rotation. Default: those of `RotaryEmbedding`.
-        normed: whether queries and keys are normalised.
-        feed_forward: returns the fields of a layer's feed-forward part.
-        final_norm: the class of the last norm. Default: `norm`.
-    """
-
-    decoder: str
-    attention: str
-    norm: str
-    heads: tuple[str, str] = ("num_query_heads", "num_key_value_heads")
-    window: Callable[[Any], Any] = lambda layer: None
-    rotary: tuple[Any, Any] = (None, None)
-    normed: bool = False
-    feed_forward: Callable[[Any], dict[str, Any]] = swiglu
-    final_norm: str | None = None
-
-    def describe(self, backbone: Any) -> Description:
-        """Return the description of a model."""
-        rotations, layers = Rotations(), backbone.transformer_layers
-        return parts.describe(
-            backbone,
-            parts.same([self._sizes(layer) for layer in layers], "heads"),
-            [self._layer(layer, rotations) for layer in layers],
-            parts.rms_norm(backbone.layer_norm, self.final_norm or self.norm),
-            rotations=rotations,
-        )
-
-    def _norm(self, layer: Any) -> Any:
-        return parts.rms_norm(layer, self.norm)
-
-    def _sizes(self, layer: Any) -> tuple[Any, ...]:
-        require_float32(require(layer, self.decoder))
-        attention = require(layer._self_attention_layer, self.attention)
-        heads = (getattr(attention, name) for name in self.heads)
-        widths = (_part(attention, x).kernel for x in ("query_dense", "value_dense"))
-        return *heads, *(x.shape[-1] for x in widths)
-
-    def _layer(self, layer: Any, rotations: Rotations) -> DecoderLayer:
-        require_keras(layer._self_attention_dropout, keras.layers.Dropout)
-        return DecoderLayer(
-            norm_first=True,
-            self_norm=self._norm(layer._self_attention_layernorm),
-            self_attention=self._attention(
-                layer._self_attention_layer, self.window(layer), rotations
-            ),
-            feed_forward_norm=self._norm(layer._feedforward_layernorm),
-            **self.feed_forward(layer),
-        )
-
-    def _attention(self, attention: Any, window: Any, rotations: Rotations) -> DecoderAttention:
-        require_float32(attention)
-        parts.require_softmax(_part(attention, "softmax"))
-        require_keras(_part(attention, "dropout_layer"), keras.layers.Dropout)
-        require_equal(
-            attention,
-            _dot_product_equation="bquh,bkuh->buqk",
-            _combine_equation="buqk,bkuh->bquh",
-        )
-        width = _part(attention, "query_dense").kernel.shape[-1]
-        rotation = parts.rotation(attention.rotary_embedding_layer, width, *self.rotary)
-        options: dict[str, Any] = {}
-        if self.normed:
-            options = {
-                "query_norm": self._norm(attention._query_dense_layer_norm),
-                "key_norm": self._norm(attention._key_dense_layer_norm),
-            }
-        return parts.attention(
-            *(getattr(attention, name) for name in self.heads),
-            *(_part(attention, f"{name}_dense") for name in ("query", "key", "value", "output")),
-            scale=float(attention._inv_norm_factor),
-            sliding_window=parts.window(window),
-            rotation=rotations.number(rotation),
-            **options,
-        )
+    def window(self, layer: Any) -> Any:
+        return layer.sliding_window
 
 
-describe_llama = Family(
-    "models.llama.llama_decoder.LlamaTransformerDecoder",
-    "models.llama.llama_attention.LlamaAttention",
-    "models.llama.llama_layernorm.LlamaLayerNorm",
-    rotary=("models.llama.llama_rotary_embedding.LlamaRotaryEmbedding", _LLAMA_ROTARY),
-).describe
+class Qwen(Rotated):
+    decoder = "models.qwen.qwen_decoder.QwenTransformerDecoder"
+    attention = "models.qwen.qwen_attention.QwenAttention"
+    norm_class = "models.qwen.qwen_layernorm.QwenLayerNorm"
 
-_MISTRAL = "models.mistral.mistral"
-
-describe_mistral = Family(
-    f"{_MISTRAL}_transformer_decoder.MistralTransformerDecoder",
-    f"{_MISTRAL}_attention.CachedMistralAttention",
-    f"{_MISTRAL}_layer_norm.MistralLayerNormalization",
-    heads=("_num_query_heads", "_num_key_value_heads"),
-    window=lambda layer: layer.sliding_window,
-).describe
+    def window(self, layer: Any) -> Any:
+        attention = option(layer, self.attention_name)
+        return attention.sliding_window_size if attention.use_sliding_window_attention else None
 
 
-def qwen_window(layer: Any) -> Any:
-    """Return the window of Qwen's attention."""
-    attention = layer._self_attention_layer
-    return attention.sliding_window_size if attention.use_sliding_window_attention else None
+class Qwen3(Rotated):
+    """Normalises queries and keys."""
+
+    decoder = "models.qwen3.qwen3_decoder.Qwen3TransformerDecoder"
+    attention = "models.qwen3.qwen3_attention.Qwen3Attention"
+    norm_class = "models.qwen3.qwen3_layernorm.Qwen3LayerNorm"
+
+    def window(self, layer: Any) -> Any:
+        return option(layer, self.attention_name).sliding_window_size or None
+
+    def attention_options(self, attention: Any) -> dict[str, Any]:
+        return {
+            **super().attention_options(attention),
+            "query_norm": self.norm(attention._query_dense_layer_norm),
+            "key_norm": self.norm(attention._key_dense_layer_norm),
+        }
 
 
-describe_qwen = Family(
-    "models.qwen.qwen_decoder.QwenTransformerDecoder",
-    "models.qwen.qwen_attention.QwenAttention",
-    "models.qwen.qwen_layernorm.QwenLayerNorm",
-    window=qwen_window,
-).describe
+class Phi3(Rotated):
+    """Has rotations that depend on the length of a text."""
+
+    decoder = "models.phi3.phi3_decoder.Phi3Decoder"
+    attention = "models.phi3.phi3_attention.Phi3Attention"
+    norm_class = "models.phi3.phi3_layernorm.Phi3LayerNorm"
+    attention_name = "attention"
+    dropouts = ("attention_dropout", "feedforward_dropout")
+    norms = ("pre_attention_layernorm", "post_attention_layernorm")
+    expected: ClassVar[dict[str, Any]] = {}
+
+    def model_options(self, backbone: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        attentions = [layer.attention for layer in backbone.transformer_layers]
+        kinds = {attention.rope_scaling_type for attention in attentions}
+        if not kinds <= {None, "su"}:
+            raise LeftToKerasError(f"the model has rotations {kinds}")
+        if kinds == {None}:
+            return {}, {}
+        # KerasHub turns a longer text by one table as it reads the prompt, and by another one after it.
+        longest = min(attention.pretraining_sequence_length for attention in attentions)
+        return {}, {"longest": longest}
+
+    def rotation(self, attention: Any) -> Rotation | None:
+        if attention.rope_scaling_type is None:
+            return super().rotation(attention)
+        width, name = attention.query_dense.kernel.shape[-1], "Phi3SuScaledRotaryEmbedding"
+        name = f"models.phi3.phi3_rotary_embedding.{name}"
+        return parts.rotation(attention.rotary_embedding_layer, width, name, _SU_SCALED)
 
 
-def qwen3_window(layer: Any) -> Any:
-    """Return the window of Qwen 3's attention."""
-    return layer._self_attention_layer.sliding_window_size or None
+class SmolLM3(Rotated):
+    """Has layers that are not rotated."""
 
+    decoder = "models.smollm3.smollm3_layers.SmolLM3DecoderLayer"
+    attention = "models.smollm3.smollm3_layers.SmolLM3Attention"
+    final_norm = "norm"
+    attention_name = "self_attn"
+    dropouts = ()
+    norms = ("input_layernorm", "post_attention_layernorm")
+    heads = ("num_attention_heads", "num_key_value_heads")
+    head_dim = "head_dim"
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+    weights_dropout = None
 
-describe_qwen3 = Family(
-    "models.qwen3.qwen3_decoder.Qwen3TransformerDecoder",
-    "models.qwen3.qwen3_attention.Qwen3Attention",
-    "models.qwen3.qwen3_layernorm.Qwen3LayerNorm",
-    window=qwen3_window,
-    normed=True,
-).describe
+    def norm(self, layer: Any) -> Norm:
+        if type(layer) is not keras.layers.RMSNormalization:
+            raise LeftToKerasError(f"{layer.name} is no RMSNormalization of Keras")
+        return super().norm(layer)
+
+    def feed_forward(self, layer: Any) -> dict[str, Any]:
+        mlp = require(layer.mlp, "models.smollm3.smollm3_layers.SmolLM3MLP")
+        require_float32(mlp)
+        return {
+            "activation": "silu",
+            "hidden": parts.dense(mlp.gate_proj),
+            "up": parts.dense(mlp.up_proj),
+            "back": parts.dense(mlp.down_proj),
+        }
+
+    def project(self, attention: Any) -> dict[str, Any]:
+        layers = (parts.dense(getattr(attention, name)) for name in self.projections)
+        return dict(zip(("query", "key", "value", "output"), layers, strict=True))
+
+    def rotation(self, attention: Any) -> Rotation | None:
+        if not attention.use_rope:
+            return None
+        name = "models.smollm3.smollm3_layers.SmolLM3RotaryEmbedding"
+        layer = require(attention.rotary_embedding, name)
+        require_float32(layer)
+        frequencies = ops.convert_to_numpy(layer.inv_freq)  # a weight
+        half = len(frequencies)
+        if 2 * half != attention.head_dim:
+            raise LeftToKerasError(
+                f"{layer.name} turns {2 * half} of {attention.head_dim} features"
+            )
+
+        def table(length: int) -> np.ndarray:
+            cosines, sines = layer(ops.zeros((1, length, 2 * half)))
+            both = [ops.convert_to_numpy(x)[0, :, :half] for x in (cosines, sines)]
+            return np.concatenate(both, axis=-1)
+
+        return Rotation(layer, (name, layer.attention_scaling, *map(float, frequencies)), table)

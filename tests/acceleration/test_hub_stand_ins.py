@@ -11,9 +11,8 @@ import pytest
 from keras import ops
 
 from heed.acceleration.hub import loop
-from heed.acceleration.hub._cache_parts import CacheParts
 from heed.acceleration.hub._sampler_loop import decoding_patches, repeat, shape, take_along_axis
-from heed.acceleration.hub.repeated import RepeatedRows, merge_queries
+from heed.acceleration.hub.stand_ins import CacheParts, RepeatedRows, merge_queries
 from heed.ops import Mask, dot_product_attention
 from tests.layers.stock import assert_close, randoms
 
