@@ -27,6 +27,7 @@ FLOORS = {
     "_fonts": 0,
     "install": 0,
     "keras_modules": 1,
+    "lazy": 0,
     "npz": 1,
     "number_checks": 0,
     "suggestions": 0,

@@ -241,7 +241,7 @@ def test_a_registry_that_is_there_already_is_taught(monkeypatch):
 # Which files are read, and which layers are not loaded then.
 LOAD = """
 print([type(keras.models.load_model(f'{sys.argv[1]}/{x}.keras')).__name__ for x in 'ab'])
-print([x for x in heed.layers._MODULES if f'heed.layers.{x}' not in sys.modules])
+print([x for x in heed.layers._MODULES if f'heed.layers{x}' not in sys.modules])
 """
 
 

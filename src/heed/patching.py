@@ -28,14 +28,10 @@ _INHERITED = object()
 
 @dataclass(frozen=True)
 class Replacement:
-    """The replacement of a function, and the parameters that it expects of the original.
+    """The replacement of a function, and the parameters that it expects of the original."""
 
-    Attributes:
-        make: takes the original and returns the replacement.
-        required, optional: the parameters that the original must and may have, in order. `required=None` allows any.
-    """
-
-    make: Callable[[Function], Function]
+    make: Callable[[Function], Function]  # takes the original and returns the replacement
+    # `required`, `optional`: the parameters that the original must and may have, in order. `required=None` allows any.
     required: tuple[str, ...] | None = None
     optional: tuple[str, ...] = ()
 

@@ -5,8 +5,9 @@ They load when they are first used, so the command line reads `options` without 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heed.lazy import load_on_use
 
 if TYPE_CHECKING:
     from heed.decoding._generation import explain_generate, generate
@@ -15,18 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Decodable", "explain_generate", "generate", "stream"]
 
-_LAZY = {
-    "Decodable": "heed.decoding.decodable",
-    "explain_generate": "heed.decoding._generation",
-    "generate": "heed.decoding._generation",
-    "stream": "heed.decoding.streaming",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = load_on_use(
+    __name__,
+    {
+        "._generation": ("explain_generate", "generate"),
+        ".decodable": ("Decodable",),
+        ".streaming": ("stream",),
+    },
+)

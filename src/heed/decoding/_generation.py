@@ -105,19 +105,13 @@ def generate(model: Decodable, source: Any = None, *, prompt: Any = None, **opti
 
 
 class Request(NamedTuple):
-    """A checked call of `generate` or `stream`.
+    """A checked call of `generate` or `stream`."""
 
-    Attributes:
-        options: The options that the method uses.
-        inputs: "source", "prompt" (B, max_length) and "uniform" as tensors, those that there are.
-        rows: B, or None while a graph is traced that does not know it.
-        reasons: Why the engine does not decode; empty if it does.
-    """
-
-    options: dict[str, Any]
+    options: dict[str, Any]  # The options that the method uses
+    # "source", "prompt" (B, max_length) and "uniform" as tensors, those that there are
     inputs: dict[str, Any]
-    rows: int | None
-    reasons: list[str]
+    rows: int | None  # B, or None while a graph is traced that does not know it
+    reasons: list[str]  # Why the engine does not decode; empty if it does
 
 
 def make_request(model: Decodable, source: Any, prompt: Any, given: Mapping[str, Any]) -> Request:

@@ -30,17 +30,12 @@ def column(x: Any, index: Any) -> Any:
 
 
 class DecodingState(NamedTuple):
-    """The state of a decoding loop.
+    """The state of a decoding loop."""
 
-    Attributes:
-        index: () int32, the number of tokens read.
-        known: the model's state, a structure of tensors (rows, ...); without a cache the tokens, (rows, length).
-        coverage: (rows, S) float32, the sum of the alignments of the steps so far, 1 more for padding; () where it is
-            not tracked.
-    """
-
-    index: Any
+    index: Any  # () int32, the number of tokens read
+    # the model's state, a structure of tensors (rows, ...); without a cache the tokens, (rows, length)
     known: Any
+    # (rows, S) float32, the sum of the alignments of the steps so far, 1 more for padding; () where it is not tracked
     coverage: Any = ()
 
 

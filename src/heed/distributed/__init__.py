@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heed.lazy import load_on_use
 
 if TYPE_CHECKING:
     from heed.distributed._ring import ring_attention
@@ -14,16 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["join_sequence", "ring_attention", "sequence_positions", "split_sequence"]
 
-_LAZY = {
-    "join_sequence": "heed.ops.sequence_split",
-    "ring_attention": "heed.distributed._ring",
-    "sequence_positions": "heed.ops.sequence_split",
-    "split_sequence": "heed.ops.sequence_split",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(importlib.import_module(_LAZY[name]), name)
+__getattr__, __dir__ = load_on_use(
+    __name__,
+    {
+        "._ring": ("ring_attention",),
+        "heed.ops.sequence_split": ("join_sequence", "sequence_positions", "split_sequence"),
+    },
+)

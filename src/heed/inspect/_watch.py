@@ -111,26 +111,20 @@ class Frame:
 
 @dataclass(eq=False)
 class Session:
-    """The observation of one run of a model.
+    """The observation of one run of a model."""
 
-    Args:
-        observer: gets the attentions; None where only taps are wanted.
-        layers: names of the layers to report, see `heed.inspect._names.selects`; None for all.
-        traced: whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the
-            observer gets "".
-        taps: get the tensors of all places, each what the taps before it made of them.
-        outputs: what blocks return by full name, instead of being called.
-        kept: gets what each block returns, by full name.
-        norms: whether the inputs and outputs of normalisations are places too.
-    """
-
-    observer: Observer | None = None
+    observer: Observer | None = None  # gets the attentions; None where only taps are wanted
+    # names of the layers to report, see `heed.inspect._names.selects`; None for all
     layers: Sequence[str] | None = None
+    # whether the run is traced, for its derivative. Nothing has values then, and no kind is determined: the observer
+    # gets "".
     traced: bool = False
+    # get the tensors of all places, each what the taps before it made of them
     taps: Sequence[Tap] = ()
+    # what blocks return by full name, instead of being called
     outputs: Mapping[str, Returned] = field(default_factory=dict)
-    kept: dict[str, Returned] | None = None
-    norms: bool = False
+    kept: dict[str, Returned] | None = None  # gets what each block returns, by full name
+    norms: bool = False  # whether the inputs and outputs of normalisations are places too
 
     def __post_init__(self) -> None:
         self.frames: list[Frame] = []

@@ -9,7 +9,9 @@ Layers load when they are first used, so the command line reads `layer_config` w
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heed.lazy import load_on_use
 
 if TYPE_CHECKING:
     from heed.layers._additive_attention import AdditiveAttention
@@ -41,30 +43,21 @@ __all__ = [
 ]
 
 _MODULES = {
-    "_additive_attention": ("AdditiveAttention",),
-    "_dot_product_attention": ("DotProductAttention",),
-    "_embedding": ("TokenEmbedding",),
-    "_feed_forward": ("FeedForward",),
-    "_location_aware_attention": ("LocationAwareAttention",),
-    "_luong_attention": ("LuongAttention",),
-    "_multi_head_attention": ("MultiHeadAttention",),
-    "_positions": ("LearnedPositions", "RelativePositionBias", "SinusoidalPositions"),
-    "_replacing": ("from_keras", "replace_attention"),
-    "_transformer_layers": ("TransformerDecoderLayer", "TransformerEncoderLayer"),
+    "._additive_attention": ("AdditiveAttention",),
+    "._dot_product_attention": ("DotProductAttention",),
+    "._embedding": ("TokenEmbedding",),
+    "._feed_forward": ("FeedForward",),
+    "._location_aware_attention": ("LocationAwareAttention",),
+    "._luong_attention": ("LuongAttention",),
+    "._multi_head_attention": ("MultiHeadAttention",),
+    "._positions": ("LearnedPositions", "RelativePositionBias", "SinusoidalPositions"),
+    "._replacing": ("from_keras", "replace_attention"),
+    "._transformer_layers": ("TransformerDecoderLayer", "TransformerEncoderLayer"),
 }
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a layer when it is first used (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("heed.ops")  # first: it says what is missing
-    value = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    globals()[name] = value
-    return value
+def _require_backend(name: str, module: str) -> None:
+    importlib.import_module("heed.ops")  # says what is missing
 
 
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(__name__, _MODULES, _require_backend)

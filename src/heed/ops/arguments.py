@@ -151,17 +151,12 @@ def with_heads(mask: Mask, target: list[Any]) -> Mask:
 
 
 class _Signature(NamedTuple):
-    """The shapes and dtypes of a call, checked.
+    """The shapes and dtypes of a call, checked."""
 
-    Attributes:
-        operands: query, key and value; None for a value that is not wanted.
-        target: B, N, T and S.
-        dtype: of the computation.
-    """
-
+    # query, key and value; None for a value that is not wanted
     operands: tuple[checks.Operand, checks.Operand, checks.Operand | None]
-    target: tuple[int | None, ...]
-    dtype: str
+    target: tuple[int | None, ...]  # B, N, T and S
+    dtype: str  # of the computation
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)

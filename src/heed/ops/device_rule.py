@@ -28,33 +28,23 @@ _MANY = 2**29
 
 
 class Call(NamedTuple):
-    """An attention of Keras. Hashable, unless a mask holds tensors.
+    """An attention of Keras. Hashable, unless a mask holds tensors."""
 
-    Attributes:
-        query, key, value: (B, T, N, H) and so on, with None for unknown sizes.
-        source: a tensor of the call, which tells the device.
-        mask: what heed knows of the mask's structure, or None.
-        array: the shape of an array that hides scores, too; (..., T, S) or (..., 1, S). None for no array.
-        is_fused: whether Keras computes it by its op `dot_product_attention`; otherwise it builds the scores.
-        returns_scores: whether the scores are a result.
-        is_additive: whether it is additive attention.
-        has_bias: whether there is a bias.
-        score: of a dot product.
-        dropout: the rate with which weights are dropped now.
-    """
-
+    # `query`, `key`, `value`: (B, T, N, H) and so on, with None for unknown sizes
     query: Operand
     key: Operand
     value: Operand
-    source: Any
-    mask: Mask | None = None
+    source: Any  # a tensor of the call, which tells the device
+    mask: Mask | None = None  # what heed knows of the mask's structure, or None
+    # the shape of an array that hides scores, too; (..., T, S) or (..., 1, S). None for no array.
     array: tuple[int | None, ...] | None = None
+    # whether Keras computes it by its op `dot_product_attention`; otherwise it builds the scores
     is_fused: bool = True
-    returns_scores: bool = False
-    is_additive: bool = False
-    has_bias: bool = False
-    score: DotScore = DotScore(1.0)
-    dropout: float = 0.0
+    returns_scores: bool = False  # whether the scores are a result
+    is_additive: bool = False  # whether it is additive attention
+    has_bias: bool = False  # whether there is a bias
+    score: DotScore = DotScore(1.0)  # of a dot product
+    dropout: float = 0.0  # the rate with which weights are dropped now
 
     @property
     def has_mask_in_memory(self) -> bool:

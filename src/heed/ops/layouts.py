@@ -6,17 +6,11 @@ from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """The axes of query, key and value.
+    """The axes of query, key and value."""
 
-    Attributes:
-        axes: the letters of query, key and value.
-        heads_axis: None without heads.
-        length_axis: T of the query, S of key and value.
-    """
-
-    axes: tuple[str, str, str]
-    heads_axis: int | None
-    length_axis: int
+    axes: tuple[str, str, str]  # the letters of query, key and value
+    heads_axis: int | None  # None without heads
+    length_axis: int  # T of the query, S of key and value
 
 
 # "BTU" is additive attention, which has one head and no axis for it.

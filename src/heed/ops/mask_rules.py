@@ -43,38 +43,27 @@ _INT32 = np.iinfo(np.int32)  # its ends are the extremes of an empty tensor
 
 
 class WireRule(NamedTuple):
-    """A rule for the native kernels: `heed_mask_rule` in `native/include/heed.h`.
+    """A rule for the native kernels: `heed_mask_rule` in `native/include/heed.h`."""
 
-    Attributes:
-        kind: the number of the rule.
-        left, right: two numbers.
-        align: the key position of query 0: an integer, or integers () or (B,).
-        first, second: integers (), (B,) or (B, length), or None.
-        dense: booleans that broadcast to (B, N, T, S), or None.
-    """
-
-    kind: int
+    kind: int  # the number of the rule
+    # `left`, `right`: two numbers
     left: Any = 0
     right: Any = 0
-    align: Any = 0
+    align: Any = 0  # the key position of query 0: an integer, or integers () or (B,)
+    # `first`, `second`: integers (), (B,) or (B, length), or None
     first: Any = None
     second: Any = None
-    dense: Any = None
+    dense: Any = None  # booleans that broadcast to (B, N, T, S), or None
 
 
 class Blocks(NamedTuple):
-    """Blocks of consecutive positions on the axis of queries, (1, 1, blocks, 1), or of keys, (1, 1, 1, blocks).
+    """Blocks of consecutive positions on the axis of queries, (1, 1, blocks, 1), or of keys, (1, 1, 1, blocks)."""
 
-    Attributes:
-        first, last: the first and the last position of each block.
-        width: the number of positions of a block; the last one may end earlier.
-        length: of the axis.
-    """
-
+    # `first`, `last`: the first and the last position of each block
     first: Any
     last: Any
-    width: int
-    length: Size
+    width: int  # the number of positions of a block; the last one may end earlier
+    length: Size  # of the axis
 
     @classmethod
     def of(cls, length: Size, width: int, axis: int) -> Blocks:
@@ -100,17 +89,13 @@ def _up_to(positions: Any, length: Size) -> Any:
 
 
 class Band(NamedTuple):
-    """A window and lengths: i + a - left <= j <= i + a + right, j < key_lengths[b], i < query_lengths[b].
+    """A window and lengths: i + a - left <= j <= i + a + right, j < key_lengths[b], i < query_lengths[b]."""
 
-    Attributes:
-        left, right: None for no limit.
-        align: a, an integer; 0 without a limit.
-        key_lengths, query_lengths: (B,), or None.
-    """
-
+    # `left`, `right`: None for no limit
     left: int | None = None
     right: int | None = None
-    align: int = 0
+    align: int = 0  # a, an integer; 0 without a limit
+    # `key_lengths`, `query_lengths`: (B,), or None
     key_lengths: Any = None
     query_lengths: Any = None
 

@@ -43,15 +43,10 @@ Times = Callable[[Any, Any], Any]
 
 
 class CoreScore(NamedTuple):
-    """A score as the core gets it.
+    """A score as the core gets it."""
 
-    Attributes:
-        kind: `HeedScore` in `native/include/heed.h`.
-        numbers: `HeedScoring`, by the names of `SCORING`.
-    """
-
-    kind: int
-    numbers: tuple[float, ...]
+    kind: int  # `HeedScore` in `native/include/heed.h`
+    numbers: tuple[float, ...]  # `HeedScoring`, by the names of `SCORING`
 
     @property
     def is_additive(self) -> bool:
@@ -228,19 +223,12 @@ class AdditiveScore(_NoFunction):
 
 
 class FunctionScore(NamedTuple):
-    """function(score, b, n, i, j), of another score and the indices of the pair.
+    """function(score, b, n, i, j), of another score and the indices of the pair."""
 
-    Attributes:
-        base: the score that is modified.
-        function: the program of the function, as text.
-        dtype: of the scores.
-        operands: the arrays that the function reads, as floats.
-    """
-
-    base: Score
-    function: str
-    dtype: str
-    operands: tuple[Any, ...] = ()
+    base: Score  # the score that is modified
+    function: str  # the program of the function, as text
+    dtype: str  # of the scores
+    operands: tuple[Any, ...] = ()  # the arrays that the function reads, as floats
 
     @classmethod
     def of(

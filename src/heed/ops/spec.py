@@ -17,34 +17,21 @@ class AttentionSpec:
     """Describes an attention: scoring, mask, layout, sizes, dtype, dropout.
 
     Backends and `heed.inspect` receive it. Hashable; tensors in its mask compare by identity.
-
-    Attributes:
-        score: how a query and a key make a score.
-        mask: which pairs count, over (B, N, T, S); None for all.
-        layout: one of `LAYOUTS`.
-        heads: N, and K that divides it.
-        lengths: T and S; None where they are not known while tracing.
-        batch: B, or None.
-        widths: H (or U) and V; V is 0 where only weights are wanted.
-        dtype: "float32" or "float64": of scores, softmax and sums, whatever the input has.
-        operand_dtype: of query, key and value.
-        has_bias: whether a bias is added to the scores, or inside the tanh of additive attention.
-        has_slopes: whether there are ALiBi slopes.
-        dropout: the rate, 0 <= dropout < 1.
     """
 
-    score: Score
-    mask: Mask | None
-    layout: str
-    heads: tuple[int, int]
-    lengths: tuple[int | None, int | None]
-    batch: int | None
-    widths: tuple[int, int]
-    dtype: str
-    operand_dtype: str
+    score: Score  # how a query and a key make a score
+    mask: Mask | None  # which pairs count, over (B, N, T, S); None for all
+    layout: str  # one of `LAYOUTS`
+    heads: tuple[int, int]  # N, and K that divides it
+    lengths: tuple[int | None, int | None]  # T and S; None where they are not known while tracing
+    batch: int | None  # B, or None
+    widths: tuple[int, int]  # H (or U) and V; V is 0 where only weights are wanted
+    dtype: str  # "float32" or "float64": of scores, softmax and sums, whatever the input has
+    operand_dtype: str  # of query, key and value
+    # whether a bias is added to the scores, or inside the tanh of additive attention
     has_bias: bool
-    has_slopes: bool
-    dropout: float
+    has_slopes: bool  # whether there are ALiBi slopes
+    dropout: float  # the rate, 0 <= dropout < 1
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, layout: str, **others: Any) -> AttentionSpec:
@@ -99,21 +86,14 @@ class AttentionSpec:
 
 
 class Tensors(NamedTuple):
-    """The operands of an attention.
+    """The operands of an attention."""
 
-    Attributes:
-        query, key: in the layout of the spec and in one dtype.
-        value: the same; None where only weights are wanted.
-        bias: (B or 1, N or 1, T or 1, S or 1), of additive attention (U,), in the spec's dtype; or None.
-        slopes: (N,) of ALiBi in the spec's dtype, or None.
-        seed: (2,) uint32 of the dropout, or None.
-        score_vector: (U,) of additive attention in the spec's dtype, or None.
-    """
-
+    # `query`, `key`: in the layout of the spec and in one dtype
     query: Any
     key: Any
-    value: Any = None
+    value: Any = None  # the same; None where only weights are wanted
+    # (B or 1, N or 1, T or 1, S or 1), of additive attention (U,), in the spec's dtype; or None
     bias: Any = None
-    slopes: Any = None
-    seed: Any = None
-    score_vector: Any = None
+    slopes: Any = None  # (N,) of ALiBi in the spec's dtype, or None
+    seed: Any = None  # (2,) uint32 of the dropout, or None
+    score_vector: Any = None  # (U,) of additive attention in the spec's dtype, or None

@@ -18,8 +18,9 @@ Everything loads on first use: arguments and run folders are checked without Ten
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heed.lazy import load_on_use
 
 if TYPE_CHECKING:
     from heed.errors import TaskError, UsageError
@@ -81,47 +82,38 @@ __all__ = [
 ]
 
 _MODULES = {
-    "heed.seq2seq.translating.alignment": ("Alignment",),
-    "heed.seq2seq.translating.attention": ("TranslationAttention", "read_attention"),
-    "heed.seq2seq.runs.averaging": ("average",),
-    "heed.seq2seq.evaluating.comparison": ("Comparison", "compare"),
-    "heed.seq2seq.runs.config_file": ("ConfigFile", "read_config"),
-    "heed.seq2seq.text.corpus": ("Corpus",),
-    "heed.seq2seq.options.decoding": ("DecodingOptions",),
-    "heed.seq2seq._demo": ("run_demo",),
+    ".translating.alignment": ("Alignment",),
+    ".translating.attention": ("TranslationAttention", "read_attention"),
+    ".runs.averaging": ("average",),
+    ".evaluating.comparison": ("Comparison", "compare"),
+    ".runs.config_file": ("ConfigFile", "read_config"),
+    ".text.corpus": ("Corpus",),
+    ".options.decoding": ("DecodingOptions",),
+    "._demo": ("run_demo",),
     "heed.errors": ("TaskError", "UsageError"),
-    "heed.seq2seq.evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
-    "heed.seq2seq.tasks.numbers_task": ("NumbersTask",),
-    "heed.seq2seq.options.training": ("TrainingOptions",),
-    "heed.seq2seq.runs.origins": ("open_origin",),
-    "heed.seq2seq.evaluating.report": ("Compared", "write_report"),
-    "heed.seq2seq.runs.run_folder": ("RunFolder",),
-    "heed.seq2seq.runs.shipping": ("Shipment",),
-    "heed.seq2seq.runs.start": ("extend_run", "start_run"),
-    "heed.seq2seq.tasks.task": ("Task",),
-    "heed.seq2seq.tasks.text_task": ("TextTask",),
-    "heed.seq2seq.training.trained": ("Trained",),
-    "heed.seq2seq.training.training": ("TrainingInterrupted", "train"),
-    "heed.seq2seq.translating.translator": ("Translation", "Translator"),
+    ".evaluating.evaluation": ("Evaluation", "evaluate", "write_evaluation"),
+    ".tasks.numbers_task": ("NumbersTask",),
+    ".options.training": ("TrainingOptions",),
+    ".runs.origins": ("open_origin",),
+    ".evaluating.report": ("Compared", "write_report"),
+    ".runs.run_folder": ("RunFolder",),
+    ".runs.shipping": ("Shipment",),
+    ".runs.start": ("extend_run", "start_run"),
+    ".tasks.task": ("Task",),
+    ".tasks.text_task": ("TextTask",),
+    ".training.trained": ("Trained",),
+    ".training.training": ("TrainingInterrupted", "train"),
+    ".translating.translator": ("Translation", "Translator"),
 }
 # Names of these modules need Keras on TensorFlow.
-_TRAINING = ("heed.seq2seq._demo", "heed.seq2seq.training.training")
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_TRAINING = ("._demo", ".training.training")
 
 
-def __getattr__(name: str) -> Any:
-    """Import a part when it is first used (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _LAZY[name] in _TRAINING:
+def _require_tensorflow(name: str, module: str) -> None:
+    if module in _TRAINING:
         from heed.ops.backends import require_tensorflow
 
         require_tensorflow(f"`heed.seq2seq.{name}`")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
 
 
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(__name__, _MODULES, _require_tensorflow)

@@ -22,21 +22,13 @@ _EXAMPLES = 10
 
 @dataclass(frozen=True)
 class Demo:
-    """The results of the demo.
+    """The results of the demo."""
 
-    Args:
-        run: its run folder.
-        trained: how training ended.
-        evaluation: the answers to the held-out numbers.
-        picture: the picture of the cross-attention.
-        page: the page of all attention.
-    """
-
-    run: RunFolder
-    trained: Trained
-    evaluation: Evaluation
-    picture: Path
-    page: Path
+    run: RunFolder  # its run folder
+    trained: Trained  # how training ended
+    evaluation: Evaluation  # the answers to the held-out numbers
+    picture: Path  # the picture of the cross-attention
+    page: Path  # the page of all attention
 
 
 def run_demo(

@@ -134,17 +134,11 @@ class Generate:
 
 @dataclass
 class Prompts:
-    """The prompts of a call.
+    """The prompts of a call."""
 
-    Attributes:
-        tokens: (B, S) int32, with anything after a prompt.
-        known: (B, S), which of them are of the prompt, at least the first.
-        stops: ids that end a text.
-    """
-
-    tokens: np.ndarray
-    known: np.ndarray
-    stops: tuple[int, ...] | None
+    tokens: np.ndarray  # (B, S) int32, with anything after a prompt
+    known: np.ndarray  # (B, S), which of them are of the prompt, at least the first
+    stops: tuple[int, ...] | None  # ids that end a text
 
 
 def generate(model: Any, inputs: Any, stop_token_ids: Any) -> dict[str, Any]:

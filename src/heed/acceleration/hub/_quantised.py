@@ -18,17 +18,11 @@ _LAST_KERAS = (3, 15)  # later ones keep integers in another form
 
 @dataclass(frozen=True)
 class KerasIntegers(Integers):
-    """Integers of a layer of Keras.
+    """Integers of a layer of Keras."""
 
-    Attributes:
-        layer: the name of the layer.
-        bits: that hold its integers, 4 or 8.
-        rounds_inputs: whether Keras rounds the inputs of the layer, too.
-    """
-
-    layer: str
-    bits: int
-    rounds_inputs: bool
+    layer: str  # the name of the layer
+    bits: int  # that hold its integers, 4 or 8
+    rounds_inputs: bool  # whether Keras rounds the inputs of the layer, too
 
 
 def kernel(layer: Any) -> KerasIntegers:

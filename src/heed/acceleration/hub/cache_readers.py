@@ -13,21 +13,13 @@ MODELS = f"{PACKAGE}.src.models"
 
 
 class Reading(NamedTuple):
-    """How one method of KerasHub reads tokens into a cache.
+    """How one method of KerasHub reads tokens into a cache."""
 
-    Args:
-        parameters: of the method.
-        tokens: the parameter of the tokens.
-        caches: the parameters of caches, each with that of its index.
-        inputs: the inputs of the model's `generate_step`.
-        prompt_mask: the one that tells the tokens of the prompts.
-    """
-
-    parameters: tuple[str, ...]
-    tokens: str
-    caches: tuple[tuple[str, str], ...]
-    inputs: tuple[str, ...]
-    prompt_mask: str
+    parameters: tuple[str, ...]  # of the method
+    tokens: str  # the parameter of the tokens
+    caches: tuple[tuple[str, str], ...]  # the parameters of caches, each with that of its index
+    inputs: tuple[str, ...]  # the inputs of the model's `generate_step`
+    prompt_mask: str  # the one that tells the tokens of the prompts
 
 
 _INPUTS = ("token_ids", "padding_mask")

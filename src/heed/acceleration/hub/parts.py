@@ -32,40 +32,25 @@ from heed.ops.core.description import (
 
 @dataclass(frozen=True)
 class Rotation:
-    """A table of angles: `table(length)` returns cosines, then sines, (length, P).
+    """A table of angles: `table(length)` returns cosines, then sines, (length, P)."""
 
-    Attributes:
-        layer: of KerasHub, which computes it.
-        key: what the numbers depend on.
-        table: see above.
-    """
-
-    layer: Any
-    key: tuple[Any, ...]
-    table: Callable[[int], np.ndarray]
+    layer: Any  # of KerasHub, which computes it
+    key: tuple[Any, ...]  # what the numbers depend on
+    table: Callable[[int], np.ndarray]  # see above
 
 
 @dataclass(frozen=True)
 class Description:
-    """A language model of KerasHub as the engine gets it.
+    """A language model of KerasHub as the engine gets it."""
 
-    Attributes:
-        stack: its layers.
-        table: of learned positions, a variable (longest, D); or None.
-        rotations: tables of angles, by their numbers in the layers.
-        slopes: (N,): the score of a query and the key d positions before it gets -slope d; or None.
-        longest: the most tokens of a text, or None.
-        ignored: inputs of `generate` that change nothing.
-        returned: inputs of `generate` that are returned as they are.
-    """
-
-    stack: DecoderStack
-    table: Any = None
-    rotations: tuple[Rotation, ...] = ()
+    stack: DecoderStack  # its layers
+    table: Any = None  # of learned positions, a variable (longest, D); or None
+    rotations: tuple[Rotation, ...] = ()  # tables of angles, by their numbers in the layers
+    # (N,): the score of a query and the key d positions before it gets -slope d; or None
     slopes: tuple[float, ...] | None = None
-    longest: int | None = None
-    ignored: frozenset[str] = frozenset()
-    returned: tuple[str, ...] = ()
+    longest: int | None = None  # the most tokens of a text, or None
+    ignored: frozenset[str] = frozenset()  # inputs of `generate` that change nothing
+    returned: tuple[str, ...] = ()  # inputs of `generate` that are returned as they are
 
     @property
     def vocabulary(self) -> int:

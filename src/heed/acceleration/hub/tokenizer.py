@@ -15,29 +15,19 @@ _BPE = 2  # a model type of SentencePiece
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokens of a model and how text becomes tokens.
+    """The tokens of a model and how text becomes tokens."""
 
-    Attributes:
-        tokens: the texts, in the order of their ids.
-        kinds: of each token, such as `NORMAL`.
-        scores: of each token of SentencePiece, whose highest pair is joined first; None for byte pairs.
-        merges: of byte pairs, "left right", first ones first; None for SentencePiece.
-        space_first: whether a space is put before a text.
-        start: the id of the token that begins a text, or None.
-        adds_start: whether the model's preprocessor puts it there.
-        ends: the ids of the tokens that end a text.
-        padding: an id.
-    """
-
-    tokens: tuple[str, ...]
-    kinds: tuple[int, ...]
+    tokens: tuple[str, ...]  # the texts, in the order of their ids
+    kinds: tuple[int, ...]  # of each token, such as `NORMAL`
+    # of each token of SentencePiece, whose highest pair is joined first; None for byte pairs
     scores: tuple[float, ...] | None
+    # of byte pairs, "left right", first ones first; None for SentencePiece
     merges: tuple[str, ...] | None
-    space_first: bool
-    start: int | None
-    adds_start: bool
-    ends: tuple[int, ...]
-    padding: int | None
+    space_first: bool  # whether a space is put before a text
+    start: int | None  # the id of the token that begins a text, or None
+    adds_start: bool  # whether the model's preprocessor puts it there
+    ends: tuple[int, ...]  # the ids of the tokens that end a text
+    padding: int | None  # an id
 
 
 def describe_tokenizer(model: Any) -> Tokenizer | None:

@@ -26,19 +26,13 @@ os.register_at_fork(
 
 @dataclass(frozen=True)
 class Version:
-    """The weights of a model at one time.
+    """The weights of a model at one time."""
 
-    Attributes:
-        number: see `Backend.weights_version`.
-        tensors: held, so that no other weights get their addresses, and `decoder` may read in their memory.
-        decoder: the packed weights.
-        tables: the further weights of the model, as arrays.
-    """
-
-    number: Any
+    number: Any  # see `Backend.weights_version`
+    # held, so that no other weights get their addresses, and `decoder` may read in their memory
     tensors: list[Any]
-    decoder: PackedDecoder
-    tables: tuple[Any, ...]
+    decoder: PackedDecoder  # the packed weights
+    tables: tuple[Any, ...]  # the further weights of the model, as arrays
     _positions: dict[Any, Positions] = field(default_factory=dict)
 
     def positions(self, stack: Any, *sizes: int) -> Positions:

@@ -32,14 +32,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class KerasKernel(NamedTuple):
-    """A fused kernel that Keras runs.
+    """A fused kernel that Keras runs."""
 
-    Attributes:
-        name: for messages.
-        copies: whether Keras makes something for it in memory that heed does not: a mask (T, S), repeated keys.
-    """
-
-    name: str
+    name: str  # for messages
+    # whether Keras makes something for it in memory that heed does not: a mask (T, S), repeated keys
     copies: bool
 
 

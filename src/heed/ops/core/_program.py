@@ -57,15 +57,10 @@ class ScatterWords(NamedTuple):
 
 
 class CoreProgram(NamedTuple):
-    """The functions of a call, joined.
+    """The functions of a call, joined."""
 
-    Attributes:
-        program: the modified score, and which pairs are kept.
-        places: of its captured arrays among the operands of the call.
-    """
-
-    program: Program
-    places: tuple[int, ...]
+    program: Program  # the modified score, and which pairs are kept
+    places: tuple[int, ...]  # of its captured arrays among the operands of the call
 
     @property
     def derivative(self) -> Derivative:

@@ -33,17 +33,11 @@ def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """A weight that is computed from variables when weights are packed: function(*arrays, *settings).
+    """A weight that is computed from variables when weights are packed: function(*arrays, *settings)."""
 
-    Attributes:
-        function: of a module, so that two descriptions of the same weight agree.
-        variables: whose arrays it takes.
-        settings: numbers and tuples, its other arguments.
-    """
-
-    function: Callable[..., Any]
-    variables: tuple[Any, ...]
-    settings: tuple[Any, ...] = ()
+    function: Callable[..., Any]  # of a module, so that two descriptions of the same weight agree
+    variables: tuple[Any, ...]  # whose arrays it takes
+    settings: tuple[Any, ...] = ()  # numbers and tuples, its other arguments
 
 
 def variables_of(leaf: Any) -> tuple[Any, ...]:
@@ -60,17 +54,11 @@ def resolve(leaf: Any, read: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Integers:
-    """The kernel of a dense layer as whole numbers times factors. The formats of integers keep these numbers.
+    """The kernel of a dense layer as whole numbers times factors. The formats of integers keep these numbers."""
 
-    Attributes:
-        whole: int8 (inputs, outputs); if the layer is `transposed` (outputs, inputs).
-        factors: (groups, outputs).
-        group: the inputs that share a factor: a multiple of 32, or all.
-    """
-
-    whole: Any
-    factors: Any
-    group: int
+    whole: Any  # int8 (inputs, outputs); if the layer is `transposed` (outputs, inputs)
+    factors: Any  # (groups, outputs)
+    group: int  # the inputs that share a factor: a multiple of 32, or all
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,128 +93,96 @@ class Norm:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The options of an attention's scores, by the names of the layer's attributes.
+    """The options of an attention's scores, by the names of the layer's attributes."""
 
-    Attributes:
-        sinks: (N,), a score of each head that takes part in the softmax and has no value; or None.
-        soft_cap: c bounds scores x to c tanh(x / c); or None.
-        sliding_window: W lets the query at i see the key at j only if |i - j| < W, in self-attention; or None.
-    """
-
+    # (N,), a score of each head that takes part in the softmax and has no value; or None
     sinks: Any = None
-    soft_cap: float | None = None
+    soft_cap: float | None = None  # c bounds scores x to c tanh(x / c); or None
+    # W lets the query at i see the key at j only if |i - j| < W, in self-attention; or None
     sliding_window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderAttention(ScoreOptions):
-    """Scores q.k times the scale, bounded, plus a bias, through a softmax; heads times the gate; projected back.
+    """Scores q.k times the scale, bounded, plus a bias, through a softmax; heads times the gate; projected back."""
 
-    Attributes:
-        query, key, value, output: D to N H; what is attended to, to K H and K V; N V to D.
-        gate: D to N V: sigmoid(x W + b) multiplies the heads; or None.
-        query_norm, key_norm: over the H features of each head, before it is rotated; or None.
-        scale: multiplies q.k; None: 1 / sqrt(H).
-        rotation: the table of `Positions.rotation` by which queries and keys are turned; None: they are not.
-    """
-
+    # `query`, `key`, `value`, `output`: D to N H; what is attended to, to K H and K V; N V to D
     query: Dense
     key: Dense
     value: Dense
     output: Dense
-    gate: Dense | None = None
+    gate: Dense | None = None  # D to N V: sigmoid(x W + b) multiplies the heads; or None
+    # `query_norm`, `key_norm`: over the H features of each head, before it is rotated; or None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    scale: float | None = None
+    scale: float | None = None  # multiplies q.k; None: 1 / sqrt(H)
+    # the table of `Positions.rotation` by which queries and keys are turned; None: they are not
     rotation: int | None = 0
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: each token takes some of E feed-forward parts, and sums them by their weights.
+    """A mixture of experts: each token takes some of E feed-forward parts, and sums them by their weights."""
 
-    Attributes:
-        count: E.
-        top_k: how many parts a token takes.
-        router: D to E; softmax(x router) are the weights.
-        normalized: whether the weights of the chosen parts are divided by their sum.
-        shared_hidden, shared_up, shared_back: a further part that all tokens take, or None.
-        shared_gate: D to 1: sigmoid(x W + b) multiplies that part; or None.
-    """
-
-    count: int
-    top_k: int
-    router: Dense
-    normalized: bool
+    count: int  # E
+    top_k: int  # how many parts a token takes
+    router: Dense  # D to E; softmax(x router) are the weights
+    normalized: bool  # whether the weights of the chosen parts are divided by their sum
+    # `shared_hidden`, `shared_up`, `shared_back`: a further part that all tokens take, or None
     shared_hidden: Dense | None = None
     shared_up: Dense | None = None
     shared_back: Dense | None = None
-    shared_gate: Dense | None = None
+    shared_gate: Dense | None = None  # D to 1: sigmoid(x W + b) multiplies that part; or None
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Self-attention, attention to what is encoded, and a feed-forward part.
+    """Self-attention, attention to what is encoded, and a feed-forward part."""
 
-    Attributes:
-        norm_first: whether a part reads normalised input, or the sum is normalised.
-        activation: one of `ACTIVATIONS`.
-        cross_attention, cross_norm: None in an encoder, and where nothing is encoded.
-        hidden, up, back: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back.
-        parallel: whether the feed-forward part reads the input of the layer, as the attention does.
-        self_post_norm, feed_forward_post_norm: of what a part adds to its input, or None.
-        experts: None for a single feed-forward part; else `hidden`, `up` and `back` are (E, inputs, outputs).
-        gate_limit, up_offset: of a gated part: x hidden is at most this limit, x up is in its bounds; and what is added
-            to x up.
-    """
-
-    norm_first: bool
-    activation: str = field(metadata={"names": ACTIVATIONS})
+    norm_first: bool  # whether a part reads normalised input, or the sum is normalised
+    activation: str = field(metadata={"names": ACTIVATIONS})  # one of `ACTIVATIONS`
     self_norm: Norm
     self_attention: DecoderAttention
     feed_forward_norm: Norm
+    # `hidden`, `up`, `back`: activation(x hidden) back, or with `up` (activation(x hidden) * (x up)) back
     hidden: Dense
     back: Dense
     up: Dense | None = None
     cross_norm: Norm | None = None
+    # `cross_attention`, `cross_norm`: None in an encoder, and where nothing is encoded
     cross_attention: DecoderAttention | None = None
+    # whether the feed-forward part reads the input of the layer, as the attention does
     parallel: bool = False
+    # `self_post_norm`, `feed_forward_post_norm`: of what a part adds to its input, or None
     self_post_norm: Norm | None = None
     feed_forward_post_norm: Norm | None = None
+    # None for a single feed-forward part; else `hidden`, `up` and `back` are (E, inputs, outputs)
     experts: Experts | None = None
+    # `gate_limit`, `up_offset`: of a gated part: x hidden is at most this limit, x up is in its bounds; and what is
+    # added to x up
     gate_limit: float | None = None
     up_offset: float = 0.0
 
 
 @dataclass(frozen=True)
 class DecoderStack:
-    """The weights and settings of a decoder or an encoder.
+    """The weights and settings of a decoder or an encoder."""
 
-    Attributes:
-        heads, kv_heads, head_dim, value_dim: N, K, H, V of all layers.
-        embedding: (vocabulary, D).
-        embedding_scale: multiplies its rows.
-        embedding_norm: of the embedded tokens with their positions, or None.
-        final_norm: before `logits`, or None.
-        layers: one after the other.
-        weights: the format of dense layers' weights, one of `WEIGHTS`.
-        logits: D to the vocabulary; None in an encoder.
-        logit_soft_cap: c bounds logits x to c tanh(x / c); or None.
-        rotary_dim: P, how many features of each head are turned, the first ones; None: all H.
-    """
-
+    # `heads`, `kv_heads`, `head_dim`, `value_dim`: N, K, H, V of all layers
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
-    embedding: Any
-    embedding_scale: float
-    embedding_norm: Norm | None
-    final_norm: Norm | None
-    layers: tuple[DecoderLayer, ...]
+    embedding: Any  # (vocabulary, D)
+    embedding_scale: float  # multiplies its rows
+    embedding_norm: Norm | None  # of the embedded tokens with their positions, or None
+    final_norm: Norm | None  # before `logits`, or None
+    layers: tuple[DecoderLayer, ...]  # one after the other
+    # the format of dense layers' weights, one of `WEIGHTS`
     weights: str = field(metadata={"names": WEIGHTS})
-    logits: Dense | None = None
-    logit_soft_cap: float | None = None
+    logits: Dense | None = None  # D to the vocabulary; None in an encoder
+    logit_soft_cap: float | None = None  # c bounds logits x to c tanh(x / c); or None
+    # P, how many features of each head are turned, the first ones; None: all H
     rotary_dim: int | None = None
 
 
@@ -236,7 +192,7 @@ class Positions:
 
     Attributes:
         table: (L, D), added to the embedded tokens.
-        rotation: (L, P), the cosines, then the sines by which pairs of features c and c + P / 2 are turned; or of R$
+        rotation: (L, P), the cosines, then the sines by which pairs of features c and c + P / 2 are turned; or of R
             tables (R, L, P).
         relative_bias: added to the scores of query i and key j: [n, L - 1 + j - i] of (N, L) for a decoder, which looks
             back alone, [n, L + j - i] of (N, 2 L) for an encoder.
@@ -249,52 +205,36 @@ class Positions:
 
 @dataclass(frozen=True)
 class Batch:
-    """The sources of a call and what else belongs to its rows.
+    """The sources of a call and what else belongs to its rows."""
 
-    Attributes:
-        source: (B, S) int32.
-        source_mask: (B, S) booleans, True where there is a token.
-        encoded: (B, S, D) float32, or None if there is an encoder.
-        positions, source_positions: of the tokens to decode, and of the sources if there is an encoder.
-        prompt: (B, L) int32, the first tokens of each row, then padding; or None.
-        uniform: (B, L) in [0, 1), for "sample"; or None.
-        first_tokens: (B,) int32, the token that each row reads first, in place of the start token; or None.
-    """
-
-    source: Any
-    source_mask: Any
-    encoded: Any = None
+    source: Any  # (B, S) int32
+    source_mask: Any  # (B, S) booleans, True where there is a token
+    encoded: Any = None  # (B, S, D) float32, or None if there is an encoder
+    # `positions`, `source_positions`: of the tokens to decode, and of the sources if there is an encoder
     positions: Positions = Positions()
     source_positions: Positions = Positions()
-    prompt: Any = None
-    uniform: Any = None
+    prompt: Any = None  # (B, L) int32, the first tokens of each row, then padding; or None
+    uniform: Any = None  # (B, L) in [0, 1), for "sample"; or None
+    # (B,) int32, the token that each row reads first, in place of the start token; or None
     first_tokens: Any = None
 
 
 @dataclass(frozen=True)
 class Search:
-    """How tokens are chosen, and when a row ends.
+    """How tokens are chosen, and when a row ends."""
 
-    Attributes:
-        length: L, the number of tokens at most.
-        pad, start, end: their ids; the first two are never chosen. -1: there is no such token.
-        method: one of `METHODS`.
-        beam_size: of a beam search, at most `MOST_BEAMS`.
-        results: N, the number of hypotheses that a beam search returns for each row.
-        return_scores: whether to return their scores; a greedy search has none.
-        stop_tokens: more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
-        numbers: other fields of `HeedDecoding` by name, such as the `temperature` of samples; 0 if not given.
-        cache: the format of cached keys and values, one of `CACHES`.
-    """
-
-    length: int
+    length: int  # L, the number of tokens at most
+    # `pad`, `start`, `end`: their ids; the first two are never chosen. -1: there is no such token.
     pad: int
     start: int
     end: int
-    method: str = field(default="greedy", metadata={"names": METHODS})
-    beam_size: int = 1
-    results: int = 1
-    return_scores: bool = False
+    method: str = field(default="greedy", metadata={"names": METHODS})  # one of `METHODS`
+    beam_size: int = 1  # of a beam search, at most `MOST_BEAMS`
+    results: int = 1  # N, the number of hypotheses that a beam search returns for each row
+    return_scores: bool = False  # whether to return their scores; a greedy search has none
+    # more tokens that end a row, after its prompt. A beam search ends when all hypotheses hold one.
     stop_tokens: tuple[int, ...] = ()
+    # other fields of `HeedDecoding` by name, such as the `temperature` of samples; 0 if not given
     numbers: Mapping[str, float] = field(default_factory=dict)
+    # the format of cached keys and values, one of `CACHES`
     cache: str = field(default="float32", metadata={"names": CACHES})

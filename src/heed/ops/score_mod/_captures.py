@@ -41,17 +41,11 @@ Rebuild = Callable[[Sequence[Any]], Any]
 
 
 class Captured(NamedTuple):
-    """What a function captures.
+    """What a function captures."""
 
-    Attributes:
-        key: equal for functions with the same trace; None if that cannot be told.
-        tensors: the arrays, as tensors of the backend.
-        rebuild: the function, made of other values for these arrays.
-    """
-
-    key: Hashable | None
-    tensors: list[Any]
-    rebuild: Rebuild
+    key: Hashable | None  # equal for functions with the same trace; None if that cannot be told
+    tensors: list[Any]  # the arrays, as tensors of the backend
+    rebuild: Rebuild  # the function, made of other values for these arrays
 
 
 def read(function: Any) -> Captured:

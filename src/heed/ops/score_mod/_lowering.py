@@ -52,18 +52,13 @@ class Number(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A captured array, or a part of it that depends on the pair.
+    """A captured array, or a part of it that depends on the pair."""
 
-    Attributes:
-        expression: the whole array.
-        type: of its numbers.
-        steps: how far each remaining axis goes in the whole array, flat; None for the whole array.
-        offset: the value of the program where the part begins in the whole array, flat.
-    """
-
-    expression: Expression
-    type: Type
+    expression: Expression  # the whole array
+    type: Type  # of its numbers
+    # how far each remaining axis goes in the whole array, flat; None for the whole array
     steps: tuple[int, ...] | None = None
+    # the value of the program where the part begins in the whole array, flat
     offset: int | None = None
 
 
@@ -201,19 +196,12 @@ class Lowering:
 
 
 class _Call(NamedTuple):
-    """An operation of Keras that is traced.
+    """An operation of Keras that is traced."""
 
-    Attributes:
-        lowering: the trace.
-        operation: Keras' object, which holds some arguments as attributes.
-        args: the others.
-        kind: the type of the result, as Keras has it.
-    """
-
-    lowering: Lowering
-    operation: Any
-    args: Sequence[Any]
-    kind: Type
+    lowering: Lowering  # the trace
+    operation: Any  # Keras' object, which holds some arguments as attributes
+    args: Sequence[Any]  # the others
+    kind: Type  # the type of the result, as Keras has it
 
     @property
     def builder(self) -> Builder:

@@ -36,20 +36,16 @@ ANY_BOOL: Range = (np.array(0.0), np.array(1.0))
 
 
 class Operation(NamedTuple):
-    """An operation of elements.
+    """An operation of elements."""
 
-    Attributes:
-        compute: its result, from a namespace of functions (see `evaluation.py`) and the operands.
-        result: the type of the result; None for that of the operands.
-        slopes: its derivatives. From a builder, the operands and the result, one float value for each operand, with
-            which its upstream gradient is multiplied; None for an operation that is flat everywhere.
-        bounds: the range of the result from those of the operands, or None where nothing is known of it. Ranges of
-            floats are widened afterwards by the kernel's rounding.
-    """
-
+    # its result, from a namespace of functions (see `evaluation.py`) and the operands
     compute: Callable[..., Any]
-    result: Type | None = None
+    result: Type | None = None  # the type of the result; None for that of the operands
+    # its derivatives. From a builder, the operands and the result, one float value for each operand, with which its
+    # upstream gradient is multiplied; None for an operation that is flat everywhere.
     slopes: Callable[..., Sequence[int | None]] | None = None
+    # the range of the result from those of the operands, or None where nothing is known of it. Ranges of floats are
+    # widened afterwards by the kernel's rounding.
     bounds: Callable[..., Range | None] | None = None
 
     @property

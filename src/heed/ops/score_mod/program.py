@@ -34,23 +34,16 @@ NONE = -1  # stands for "no value" where a program names one
 
 
 class Instruction(NamedTuple):
-    """One value, computed from earlier ones.
+    """One value, computed from earlier ones."""
 
-    Attributes:
-        opcode: a number of `NAMES`.
-        type: of the result.
-        capture: of a LOAD: which array.
-        a, b, c: the numbers of the operands.
-        constant: the value of a CONSTANT.
-    """
-
-    opcode: int
-    type: Type
-    capture: int = 0
+    opcode: int  # a number of `NAMES`
+    type: Type  # of the result
+    capture: int = 0  # of a LOAD: which array
+    # `a`, `b`, `c`: the numbers of the operands
     a: int = 0
     b: int = 0
     c: int = 0
-    constant: float = 0.0
+    constant: float = 0.0  # the value of a CONSTANT
 
     @property
     def name(self) -> str:
@@ -85,19 +78,12 @@ class Scatter(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Instructions and what they result in.
+    """Instructions and what they result in."""
 
-    Attributes:
-        instructions: in order; each uses earlier ones only.
-        captures: the types of the captured arrays.
-        score: the number of the modified score, `NONE` if it is not modified.
-        keep: the number of the boolean that says whether a pair counts, `NONE` for all.
-    """
-
-    instructions: tuple[Instruction, ...]
-    captures: tuple[Type, ...] = ()
-    score: int = NONE
-    keep: int = NONE
+    instructions: tuple[Instruction, ...]  # in order; each uses earlier ones only
+    captures: tuple[Type, ...] = ()  # the types of the captured arrays
+    score: int = NONE  # the number of the modified score, `NONE` if it is not modified
+    keep: int = NONE  # the number of the boolean that says whether a pair counts, `NONE` for all
 
     def to_text(self) -> str:
         """Return the program as text, which `from_text` reads."""
@@ -127,17 +113,12 @@ class Program(NamedTuple):
 
 
 class Derivative(NamedTuple):
-    """The derivative of a program's score, a list of instructions of its own.
+    """The derivative of a program's score, a list of instructions of its own."""
 
-    Attributes:
-        instructions: with UPSTREAM, the gradient of the modified score, as a further leaf.
-        score_gradient: the number of the gradient of the score; `NONE` for 0.
-        scatters: the gradients of the captured arrays of floats.
-    """
-
+    # with UPSTREAM, the gradient of the modified score, as a further leaf
     instructions: tuple[Instruction, ...]
-    score_gradient: int
-    scatters: tuple[Scatter, ...]
+    score_gradient: int  # the number of the gradient of the score; `NONE` for 0
+    scatters: tuple[Scatter, ...]  # the gradients of the captured arrays of floats
 
 
 def to_bytes(instructions: Sequence[Instruction]) -> bytes:

@@ -28,14 +28,10 @@ _lock = threading.Lock()
 
 
 class TracedFunction(NamedTuple):
-    """A program with the arrays of one call.
+    """A program with the arrays of one call."""
 
-    Attributes:
-        program: what the function computes.
-        captures: the arrays that it reads: tensors of the backend, of any float, integer or boolean dtype.
-    """
-
-    program: Program
+    program: Program  # what the function computes
+    # the arrays that it reads: tensors of the backend, of any float, integer or boolean dtype
     captures: tuple[Any, ...]
 
 

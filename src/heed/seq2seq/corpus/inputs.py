@@ -38,27 +38,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of lines, and where its shards begin. Use :func:`scan`.
+    """A file of lines, and where its shards begin. Use :func:`scan`."""
 
-    Args:
-        path: the file, without ".gz": its translation is plain.
-        size: the bytes of its text.
-        sha256: its checksum.
-        lines: its lines; the last one needs no end.
-        shard_lines: lines of each shard but the last.
-        starts: the first byte of each shard.
-        checksums: the CRC-32 of each shard.
-        text: the file to read: as it was given, or a plain copy.
-    """
-
-    path: Path
-    size: int
-    sha256: str
-    lines: int
-    shard_lines: int
-    starts: Sequence[int] = field(repr=False)
-    checksums: Sequence[int] = field(repr=False)
-    text: Path = field(repr=False)
+    path: Path  # the file, without ".gz": its translation is plain
+    size: int  # the bytes of its text
+    sha256: str  # its checksum
+    lines: int  # its lines; the last one needs no end
+    shard_lines: int  # lines of each shard but the last
+    starts: Sequence[int] = field(repr=False)  # the first byte of each shard
+    checksums: Sequence[int] = field(repr=False)  # the CRC-32 of each shard
+    text: Path = field(repr=False)  # the file to read: as it was given, or a plain copy
 
     def read_shard(self, file: int, number: int) -> Shard:
         """Read a shard of the file, whose number in the corpus is `file`.

@@ -25,18 +25,13 @@ _NO_BREAKS = str.maketrans("\r\n", "  ")
 
 @dataclass(frozen=True)
 class LineFormat:
-    """The output for a line of input: columns separated by tabs.
+    """The output for a line of input: columns separated by tabs."""
 
-    Args:
-        n_best: translations of each line, each on a line of its own after the number of the input's; None: one,
-            without the number.
-        scores: whether the score comes before the translation.
-        alignments: whether the alignment comes after it.
-    """
-
+    # translations of each line, each on a line of its own after the number of the input's; None: one, without the
+    # number
     n_best: int | None = None
-    scores: bool = False
-    alignments: bool = False
+    scores: bool = False  # whether the score comes before the translation
+    alignments: bool = False  # whether the alignment comes after it
 
     def format(self, number: int, translations: Sequence[Translation]) -> list[str]:
         """Return the output for line `number`, always as many lines; empty ones if there are no translations."""
@@ -56,27 +51,16 @@ class LineFormat:
 
 @dataclass(frozen=True)
 class Job:
-    """Which run translates, and how.
+    """Which run translates, and how."""
 
-    Args:
-        run: the run folder; the run is finished.
-        options: decoding options.
-        ensemble: runs that translate with it.
-        language: the target language; None takes the run's first.
-        prefix: the beginning of each translation; or None.
-        line_format: the output for a line.
-        batch_size: lines translated together, 1 or more.
-        shard_lines: lines of a shard, 1 or more.
-    """
-
-    run: Path
-    options: DecodingOptions = field(default_factory=DecodingOptions)
-    ensemble: tuple[Path, ...] = ()
-    language: str | None = None
-    prefix: str | None = None
-    line_format: LineFormat = field(default_factory=LineFormat)
-    batch_size: int = 64
-    shard_lines: int = 1_000
+    run: Path  # the run folder; the run is finished
+    options: DecodingOptions = field(default_factory=DecodingOptions)  # decoding options
+    ensemble: tuple[Path, ...] = ()  # runs that translate with it
+    language: str | None = None  # the target language; None takes the run's first
+    prefix: str | None = None  # the beginning of each translation; or None
+    line_format: LineFormat = field(default_factory=LineFormat)  # the output for a line
+    batch_size: int = 64  # lines translated together, 1 or more
+    shard_lines: int = 1_000  # lines of a shard, 1 or more
 
     def check(self) -> None:
         """Check what can be checked without the model.

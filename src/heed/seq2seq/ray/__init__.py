@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from heed.lazy import load_on_use
 
 if TYPE_CHECKING:
     from heed.seq2seq.ray._replicas import deployment
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Translator", "deployment"]
 
-_MODULES = {"Translator": "_translator", "deployment": "_replicas"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a part when it is first used (PEP 562)."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = load_on_use(
+    __name__, {"._replicas": ("deployment",), "._translator": ("Translator",)}
+)

@@ -42,32 +42,22 @@ class Item(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How an exported model, which runs without heed, turns text into tokens.
+    """How an exported model, which runs without heed, turns text into tokens."""
 
-    Args:
-        unit: "digits" (the "language", then the digits of a number, units first), "word" or "character" (then an end),
-            "subword" (by the SentencePiece tokenizer in the file "source.model"), or None: it takes ids.
-        obstacle: why a TensorFlow graph cannot do that and the reverse, in half a sentence; None if it can.
-    """
-
+    # "digits" (the "language", then the digits of a number, units first), "word" or "character" (then an end),
+    # "subword" (by the SentencePiece tokenizer in the file "source.model"), or None: it takes ids
     unit: str | None
+    # why a TensorFlow graph cannot do that and the reverse, in half a sentence; None if it can
     obstacle: str | None = None
 
 
 class Option(NamedTuple):
-    """An option of `heed train` that a task adds.
+    """An option of `heed train` that a task adds."""
 
-    Args:
-        name: the argument of the task's `create`; `--name` on the command line.
-        type: converts the word to a value, as in `argparse`.
-        help: the help text.
-        required: whether the task needs it.
-    """
-
-    name: str
-    type: Callable[[str], Any]
-    help: str
-    required: bool = False
+    name: str  # the argument of the task's `create`; `--name` on the command line
+    type: Callable[[str], Any]  # converts the word to a value, as in `argparse`
+    help: str  # the help text
+    required: bool = False  # whether the task needs it
 
 
 class Task(abc.ABC):

@@ -21,17 +21,13 @@ UNUSABLE = "\0\u2581"
 class Normalizer(NamedTuple):
     r"""Brings a text into the form that a run was trained on.
 
-    Args:
-        form: "NFC", "NFKC", or None: characters stay as they are.
-        spaces: characters that count as a space.
-
     Example:
         >>> Normalizer("NFC", "\t")(" cafe\u0301\tau lait")
         'café au lait'
     """
 
-    form: str | None = None
-    spaces: str = ""
+    form: str | None = None  # "NFC", "NFKC", or None: characters stay as they are
+    spaces: str = ""  # characters that count as a space
 
     def __call__(self, text: str) -> str:
         """Return the text in its form, without outer spaces."""

@@ -43,24 +43,16 @@ Vjp = Callable[[Callable[[Sequence[Any]], Any], Sequence[Any]], tuple[Any, Calla
 
 
 class Rows(NamedTuple):
-    """The results for a block of queries.
+    """The results for a block of queries."""
 
-    Attributes:
-        output: (B, K, G, t, V).
-        lse: (B, K, G, t, 1); None if not requested.
-        row_max, row_sum: (B, K, G, t, 1), the highest score and the sum of exp(score - row_max); likewise.
-        seen: which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all.
-        nonfinite: which rows see a nonfinite vector, likewise; None where arithmetic decides.
-        visible: booleans that broadcast to (B, K, G, t, s): which keys a row sees; None for all.
-    """
-
-    output: Any
-    lse: Any
+    output: Any  # (B, K, G, t, V)
+    lse: Any  # (B, K, G, t, 1); None if not requested
+    # `row_max`, `row_sum`: (B, K, G, t, 1), the highest score and the sum of exp(score - row_max); likewise
     row_max: Any
     row_sum: Any
-    seen: Any
-    nonfinite: Any
-    visible: Any
+    seen: Any  # which rows see any key: booleans that broadcast to (B, K, G, t, 1), or None for all
+    nonfinite: Any  # which rows see a nonfinite vector, likewise; None where arithmetic decides
+    visible: Any  # booleans that broadcast to (B, K, G, t, s): which keys a row sees; None for all
 
     def mark(self, x: Any, unseen: float) -> Any:
         """Return numbers (B, K, G, t, x) with `unseen` in rows without keys, NaN in nonfinite ones."""
@@ -82,18 +74,14 @@ class Rows(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What the gradients of a block of queries are computed of.
+    """What the gradients of a block of queries are computed of."""
 
-    Attributes:
-        gradient: (B, K, G, t, V), of the output.
-        delta: (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp.
-        row_max: (B, K, G, t, 1), the highest score of rows that go on beyond the block; None for whole rows. With it,
-            gradient and delta are divided by the row_sum, instead of the weights. Huge for rows that see nothing (or a
-            nonfinite key), so that their weights become 0.
-    """
-
-    gradient: Any
+    gradient: Any  # (B, K, G, t, V), of the output
+    # (B, K, G, t, 1): sum of output * its gradient, less the gradient of the log-sum-exp
     delta: Any
+    # (B, K, G, t, 1), the highest score of rows that go on beyond the block; None for whole rows. With it, gradient and
+    # delta are divided by the row_sum, instead of the weights. Huge for rows that see nothing (or a nonfinite key), so
+    # that their weights become 0.
     row_max: Any = None
 
     def without(self, idle: Any) -> Incoming:
@@ -105,17 +93,13 @@ class Incoming(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The results of an attention, and their incoming gradients.
+    """The results of an attention, and their incoming gradients."""
 
-    Attributes:
-        output, output_gradient: (B, K, G, T, V).
-        lse_gradient: (B, K, G, T, 1), or None for 0.
-        softmax: (B, K, G, T, 2): row_max and row_sum of rows that go on beyond these keys; else None.
-    """
-
+    # `output`, `output_gradient`: (B, K, G, T, V)
     output: Any
     output_gradient: Any
-    lse_gradient: Any = None
+    lse_gradient: Any = None  # (B, K, G, T, 1), or None for 0
+    # (B, K, G, T, 2): row_max and row_sum of rows that go on beyond these keys; else None
     softmax: Any = None
 
     def mark(self, block: Block) -> Block:
@@ -149,46 +133,28 @@ class Results(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """What a backend computes faster, or more exactly, than `keras.ops`.
+    """What a backend computes faster, or more exactly, than `keras.ops`."""
 
-    Attributes:
-        times: the product of two batches of matrices, each transposed on request.
-        row_max: (..., 1): the largest number of each row, -inf for an empty one.
-        softmax: weights, row_max and row_sum of logits, the last two (None, None) unless requested.
-    """
-
-    times: Callable[..., Any]
-    row_max: Callable[[Any], Any]
+    times: Callable[..., Any]  # the product of two batches of matrices, each transposed on request
+    row_max: Callable[[Any], Any]  # (..., 1): the largest number of each row, -inf for an empty one
+    # weights, row_max and row_sum of logits, the last two (None, None) unless requested
     softmax: Callable[[Any, bool], tuple[Any, Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockAttention:
-    """An attention without its operands.
+    """An attention without its operands."""
 
-    Attributes:
-        score: how a query and a key make a score.
-        mask: which pairs count, or None for all.
-        slopes: (N,) of ALiBi, or None.
-        rate: dropout, 0 <= rate < 1.
-        seed: (2,) uint32 of the dropout, or None.
-        heads: (K, G).
-        lengths: (T, S).
-        numbers_per_pair: numbers in memory for one score: 1, or U for additive attention.
-        scores_per_pair: the same for one (query, key) pair of all heads and batch entries.
-        arithmetic: of the backend.
-    """
-
-    score: Score
-    mask: Mask | None
-    slopes: Any
-    rate: float
-    seed: Any
-    heads: tuple[int, int]
-    lengths: tuple[Size, Size]
-    numbers_per_pair: int
-    scores_per_pair: int
-    arithmetic: Arithmetic
+    score: Score  # how a query and a key make a score
+    mask: Mask | None  # which pairs count, or None for all
+    slopes: Any  # (N,) of ALiBi, or None
+    rate: float  # dropout, 0 <= rate < 1
+    seed: Any  # (2,) uint32 of the dropout, or None
+    heads: tuple[int, int]  # (K, G)
+    lengths: tuple[Size, Size]  # (T, S)
+    numbers_per_pair: int  # numbers in memory for one score: 1, or U for additive attention
+    scores_per_pair: int  # the same for one (query, key) pair of all heads and batch entries
+    arithmetic: Arithmetic  # of the backend
 
     @property
     def limits(self) -> tuple[MaskRule, ...]:

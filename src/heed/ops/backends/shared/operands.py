@@ -13,22 +13,14 @@ from heed.ops.sizes import Span, size, sizes, slice_axis
 
 
 class Operands(NamedTuple):
-    """The tensors that get gradients, whole or cut to a block.
+    """The tensors that get gradients, whole or cut to a block, all in one dtype: float32 or float64."""
 
-    Attributes:
-        query: (B, K, G, T, H); key: (B, K, S, H); value: (B, K, S, V), None where only weights are wanted. All of one
-            dtype, float32 or float64.
-        bias: of the scores, (B or 1, N or 1, T or 1, S or 1), or None.
-        score_vector: (U,) of additive attention, or None.
-        others: what else the score is computed of, see `Score.operands`.
-    """
-
-    query: Any
-    key: Any
-    value: Any
-    bias: Any = None
-    score_vector: Any = None
-    others: tuple[Any, ...] = ()
+    query: Any  # (B, K, G, T, H)
+    key: Any  # (B, K, S, H)
+    value: Any  # (B, K, S, V); None where only weights are wanted
+    bias: Any = None  # of the scores, (B or 1, N or 1, T or 1, S or 1), or None
+    score_vector: Any = None  # (U,) of additive attention, or None
+    others: tuple[Any, ...] = ()  # what else the score is computed of, see `Score.operands`
 
     def flat(self) -> list[Any]:
         """Return all in one list, with None for those that are missing."""
@@ -42,38 +34,26 @@ class Operands(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Which vectors hold nonfinite numbers, of operands with 0 in their place.
+    """Which vectors hold nonfinite numbers, of operands with 0 in their place."""
 
-    Attributes:
-        query: booleans (B, K, G, T, 1).
-        key: booleans (B, K, S, 1), of the key or its value.
-    """
-
-    query: Any
-    key: Any
+    query: Any  # booleans (B, K, G, T, 1)
+    key: Any  # booleans (B, K, S, 1), of the key or its value
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of queries and keys, or all of them.
+    """A block of queries and keys, or all of them."""
 
-    Attributes:
-        operands: the tensors.
-        queries, keys: the positions.
-        heads: (K, G).
-        marks: of nonfinite vectors; None where arithmetic decides.
-        value_and_one: (B, K, s, V + 1), see `with_one`; or None.
-        fresh: (t, 1) booleans, False for queries that another block holds too and answers for; None for all True.
-        head_numbers: the query heads, if these are chosen ones; None for all.
-    """
-
-    operands: Operands
+    operands: Operands  # the tensors
+    # `queries`, `keys`: the positions
     queries: Span
     keys: Span
-    heads: tuple[int, int]
-    marks: Marks | None = None
-    value_and_one: Any = None
+    heads: tuple[int, int]  # (K, G)
+    marks: Marks | None = None  # of nonfinite vectors; None where arithmetic decides
+    value_and_one: Any = None  # (B, K, s, V + 1), see `with_one`; or None
+    # (t, 1) booleans, False for queries that another block holds too and answers for; None for all True
     fresh: Any = None
+    # the query heads, if these are chosen ones; None for all
     head_numbers: tuple[int, ...] | None = None
 
     def cut(self, queries: Span, keys: Span) -> Block:

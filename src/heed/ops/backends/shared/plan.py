@@ -80,19 +80,12 @@ def widened(lo: Size, hi: Size, length: Size, step: int) -> Span:
 
 
 class Group(NamedTuple):
-    """Blocks of one size.
+    """Blocks of one size."""
 
-    Attributes:
-        queries: the begins of their queries, in steps of `length`.
-        length: the number of queries of a block.
-        keys: the begins of the keys.
-        width: the number of keys of a block, at least 1.
-    """
-
-    queries: list[int]
-    length: int
-    keys: list[int]
-    width: int
+    queries: list[int]  # the begins of their queries, in steps of `length`
+    length: int  # the number of queries of a block
+    keys: list[int]  # the begins of the keys
+    width: int  # the number of keys of a block, at least 1
 
     @property
     def fixed_keys(self) -> Span | None:

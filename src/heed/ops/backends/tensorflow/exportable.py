@@ -33,15 +33,10 @@ Core = Callable[..., tf.Tensor]
 
 
 class Expression(NamedTuple):
-    """The options of `attention`.
+    """The options of `attention`."""
 
-    Attributes:
-        score: the products of query and key.
-        is_causal: whether query i only sees keys j <= i, in addition to `visible`.
-    """
-
-    score: DotScore
-    is_causal: bool
+    score: DotScore  # the products of query and key
+    is_causal: bool  # whether query i only sees keys j <= i, in addition to `visible`
 
 
 def attention(

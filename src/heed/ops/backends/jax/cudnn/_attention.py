@@ -61,14 +61,10 @@ class _Ranges(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """A masked attention.
+    """A masked attention."""
 
-    Attributes:
-        options: of JAX' function.
-        of_rows, of_keys: the keys that each row sees, and the rows that see each key.
-    """
-
-    options: dict[str, Any]
+    options: dict[str, Any]  # of JAX' function
+    # `of_rows`, `of_keys`: the keys that each row sees, and the rows that see each key
     of_rows: _Ranges
     of_keys: _Ranges
 

@@ -79,16 +79,11 @@ class _Call(NamedTuple):
     """What is the same in all calls of a spec without tensors.
 
     TensorFlow keeps a kernel for each attribute of an eager op, for ever: there the form is an operand.
-
-    Attributes:
-        form: see `heed.ops.core.form`; empty if it is the last operand.
-        added: the operands that the mask adds, and the form.
-        dtype: of the computation.
     """
 
-    form: bytes
-    added: Several
-    dtype: tf.DType
+    form: bytes  # see `heed.ops.core.form`; empty if it is the last operand
+    added: Several  # the operands that the mask adds, and the form
+    dtype: tf.DType  # of the computation
 
     @classmethod
     def of(cls, spec: AttentionSpec, tensors: Tensors) -> _Call:

@@ -59,19 +59,12 @@ class Sum:
 
 @dataclasses.dataclass(frozen=True)
 class SideBySide:
-    """The results of blocks of queries, side by side along an axis; the last block may overlap the previous one.
+    """The results of blocks of queries, side by side along an axis; the last block may overlap the previous one."""
 
-    Attributes:
-        count: the number of blocks.
-        length: of the result along `axis`.
-        axis: that of the queries.
-        shape: of a block; None where blocks differ, which are known then.
-    """
-
-    count: Size
-    length: Size
-    axis: int
-    shape: list[Size] | None
+    count: Size  # the number of blocks
+    length: Size  # of the result along `axis`
+    axis: int  # that of the queries
+    shape: list[Size] | None  # of a block; None where blocks differ, which are known then
     dtype: tf.DType
 
     def start(self) -> tf.TensorArray:
@@ -88,19 +81,12 @@ class SideBySide:
 
 @dataclasses.dataclass(frozen=True)
 class Scattered:
-    """The sum of results of blocks of keys that begin at multiples of a step.
+    """The sum of results of blocks of keys that begin at multiples of a step."""
 
-    Attributes:
-        step: the step.
-        length: of the result along `axis`.
-        axis: that of the keys.
-        shape: of a piece of so many keys.
-    """
-
-    step: int
-    length: Size
-    axis: int
-    shape: list[Size]
+    step: int  # the step
+    length: Size  # of the result along `axis`
+    axis: int  # that of the keys
+    shape: list[Size]  # of a piece of so many keys
     dtype: tf.DType
 
     @property

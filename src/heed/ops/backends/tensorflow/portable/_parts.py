@@ -25,25 +25,15 @@ _SHORT = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Blocks that one loop computes.
+    """Blocks that one loop computes."""
 
-    Attributes:
-        count: their number.
-        length: the number of queries of all of them.
-        block: that of a block; None where blocks differ.
-        queries: those of a block.
-        keys: those of a block with these queries.
-        fixed_keys: the keys, where all blocks have the same ones.
-        overlaps: whether the last block may overlap the previous one.
-    """
-
-    count: Size
-    length: Size
-    block: Size | None
-    queries: Callable[[Size], Span]
-    keys: Callable[[Size, Span], Span]
-    fixed_keys: Span | None
-    overlaps: bool = False
+    count: Size  # their number
+    length: Size  # the number of queries of all of them
+    block: Size | None  # that of a block; None where blocks differ
+    queries: Callable[[Size], Span]  # those of a block
+    keys: Callable[[Size, Span], Span]  # those of a block with these queries
+    fixed_keys: Span | None  # the keys, where all blocks have the same ones
+    overlaps: bool = False  # whether the last block may overlap the previous one
 
     def continues(self, other: Part) -> bool:
         """Return whether sums over its keys can continue those of another part: all keys there are at its begin."""
@@ -117,16 +107,12 @@ def _of_any_length(attention: BlockAttention, share: int, compiled: bool) -> Par
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """How the results of blocks combine.
+    """How the results of blocks combine."""
 
-    Attributes:
-        shape: of the whole.
-        queries, keys: the axis along which blocks of queries, or of keys, have their places; without either, blocks are
-            added up.
-    """
-
-    shape: list[Size]
+    shape: list[Size]  # of the whole
     dtype: tf.DType
+    # `queries`, `keys`: the axis along which blocks of queries, or of keys, have their places; without either, blocks
+    # are added up
     queries: int | None = None
     keys: int | None = None
 

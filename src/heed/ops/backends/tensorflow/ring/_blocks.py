@@ -20,18 +20,15 @@ from heed.ops.spec import AttentionSpec, Tensors
 
 
 class Part(NamedTuple):
-    """The attention of queries to some of their keys.
+    """The attention of queries to some of their keys."""
 
-    Attributes:
-        output: in the layout of the spec and its dtype.
-        level, total: (B, N, T): the weights relative to e^level sum to `total`; -inf and 0 for a row that sees nothing.
-        softmax: (2, B, N, T), for the gradient: a score, and the sum of weights relative to it, both in units of the
-            implementation.
-    """
-
-    output: tf.Tensor
+    output: tf.Tensor  # in the layout of the spec and its dtype
+    # `level`, `total`: (B, N, T): the weights relative to e^level sum to `total`; -inf and 0 for a row that sees
+    # nothing
     level: tf.Tensor
     total: tf.Tensor
+    # (2, B, N, T), for the gradient: a score, and the sum of weights relative to it, both in units of the
+    # implementation
     softmax: tf.Tensor
 
     @property
@@ -41,18 +38,13 @@ class Part(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The results over all keys, and their gradients.
+    """The results over all keys, and their gradients."""
 
-    Attributes:
-        softmax, output: see `Part`, the latter in the dtype of the query.
-        output_gradient: in the shape of the output.
-        lse_gradient: (B, N, T), in the dtype of the spec.
-    """
-
+    # `softmax`, `output`: see `Part`, the latter in the dtype of the query
     softmax: tf.Tensor
     output: tf.Tensor
-    output_gradient: tf.Tensor
-    lse_gradient: tf.Tensor
+    output_gradient: tf.Tensor  # in the shape of the output
+    lse_gradient: tf.Tensor  # (B, N, T), in the dtype of the spec
 
 
 def merge(spec: AttentionSpec, first: Part | None, second: Part) -> Part:

@@ -15,17 +15,11 @@ from heed.ops.sequence_split import owner_of, stretches_of
 
 
 class Route(NamedTuple):
-    """The way of a stretch of keys.
+    """The way of a stretch of keys."""
 
-    Attributes:
-        owner: the worker where it begins.
-        direction: 1 (up) or -1 (down).
-        steps: how often it moves on.
-    """
-
-    owner: int
-    direction: int
-    steps: int
+    owner: int  # the worker where it begins
+    direction: int  # 1 (up) or -1 (down)
+    steps: int  # how often it moves on
 
 
 class Move(NamedTuple):
@@ -38,17 +32,12 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All routes, and which pairs of stretches are computed.
+    """All routes, and which pairs of stretches are computed."""
 
-    Attributes:
-        workers: R.
-        pairs: (stretch of queries, stretch of keys) with anything to attend to.
-        routes: of each stretch of keys.
-    """
-
-    workers: int
+    workers: int  # R
+    # (stretch of queries, stretch of keys) with anything to attend to
     pairs: frozenset[tuple[int, int]]
-    routes: tuple[Route, ...]
+    routes: tuple[Route, ...]  # of each stretch of keys
 
     @property
     def turns(self) -> int:

@@ -46,15 +46,10 @@ Several = Sequence[tf.Tensor]
 
 
 class Ring(NamedTuple):
-    """Attends across workers; the `attend` of an `Implementation`.
+    """Attends across workers; the `attend` of an `Implementation`."""
 
-    Attributes:
-        name: the implementation of the blocks, "native" or "portable".
-        worker: the worker for which it runs.
-    """
-
-    name: str
-    worker: Worker
+    name: str  # the implementation of the blocks, "native" or "portable"
+    worker: Worker  # the worker for which it runs
 
     def attend(self, spec: AttentionSpec, tensors: Tensors, *, return_lse: bool) -> OutputAndLse:
         """Return output and log-sum-exp. Operands are this worker's; the mask is over the whole sequence.

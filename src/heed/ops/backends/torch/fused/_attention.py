@@ -42,18 +42,13 @@ _attend_in_python = in_python(attend, "functions of scores and masks")
 
 
 class _Pass(NamedTuple):
-    """A forward pass.
+    """A forward pass."""
 
-    Attributes:
-        leaves: query, key, value and the operands of the score, in those of which that have gradients the results are
-            differentiable.
-        results: of the call.
-        repaired: whether it was computed with repair.
-    """
-
+    # query, key, value and the operands of the score, in those of which that have gradients the results are
+    # differentiable
     leaves: list[torch.Tensor]
-    results: Results
-    repaired: bool
+    results: Results  # of the call
+    repaired: bool  # whether it was computed with repair
 
 
 def _run(

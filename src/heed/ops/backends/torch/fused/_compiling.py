@@ -31,15 +31,12 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 class Prepared(NamedTuple):
-    """What is made before a call is compiled.
+    """What is made before a call is compiled."""
 
-    Attributes:
-        captures: the arrays that the function of the score reads. PyTorch's compiler loses the gradients of
-            those that it makes itself.
-        blocks: what is known of the blocks of the mask, which stays the same from call to call; () for nothing.
-    """
-
+    # the arrays that the function of the score reads. PyTorch's compiler loses the gradients of those that it makes
+    # itself.
     captures: tuple[torch.Tensor, ...] = ()
+    # what is known of the blocks of the mask, which stays the same from call to call; () for nothing
     blocks: tuple[torch.Tensor, ...] = ()
 
 

@@ -19,15 +19,10 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Answer(NamedTuple):
-    """What is known of tensors.
+    """What is known of tensors."""
 
-    Attributes:
-        are_finite: whether they hold finite numbers alone.
-        are_equal: whether those of each pair are equal.
-    """
-
-    are_finite: bool
-    are_equal: bool
+    are_finite: bool  # whether they hold finite numbers alone
+    are_equal: bool  # whether those of each pair are equal
 
 
 def ask(tensors: Iterable[torch.Tensor | None], pairs: Pairs = ()) -> Callable[[], Answer]:
@@ -126,15 +121,12 @@ class RepairedRows(torch.autograd.Function):
 
 
 class Reach(NamedTuple):
-    """Which keys each query sees, and by which queries each key is seen: from the first one to the end.
+    """Which keys each query sees, and by which queries each key is seen: from the first one to the end."""
 
-    Attributes:
-        first_key, end_key: (B or 1, T).
-        first_query, end_query: (B or 1, S).
-    """
-
+    # `first_key`, `end_key`: (B or 1, T)
     first_key: torch.Tensor
     end_key: torch.Tensor
+    # `first_query`, `end_query`: (B or 1, S)
     first_query: torch.Tensor
     end_query: torch.Tensor
 

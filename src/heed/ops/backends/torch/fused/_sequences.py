@@ -35,17 +35,12 @@ class Runs(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """A mask that shows each query one range of keys: those of its run that are in the band.
+    """A mask that shows each query one range of keys: those of its run that are in the band."""
 
-    Attributes:
-        band: a window, or lengths from 0 to those of the axes; with segments a window or nothing.
-        ids: (B, T), the numbers of segments, or None.
-        runs: of the segments, or None.
-    """
-
+    # a window, or lengths from 0 to those of the axes; with segments a window or nothing
     band: Band
-    ids: torch.Tensor | None = None
-    runs: Runs | None = None
+    ids: torch.Tensor | None = None  # (B, T), the numbers of segments, or None
+    runs: Runs | None = None  # of the segments, or None
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Ranges | None:
@@ -145,15 +140,12 @@ class Ranges(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Sequences side by side.
+    """Sequences side by side."""
 
-    Attributes:
-        query_ends, key_ends: (sequences + 1,) int32, where each begins, and the end of the last one.
-        most_queries, most_keys: bounds of the length of one.
-    """
-
+    # `query_ends`, `key_ends`: (sequences + 1,) int32, where each begins, and the end of the last one
     query_ends: torch.Tensor
     key_ends: torch.Tensor
+    # `most_queries`, `most_keys`: bounds of the length of one
     most_queries: int
     most_keys: int
 

@@ -49,34 +49,22 @@ _BACKWARD = _packer(structs.Backward)
 
 
 class Plan(NamedTuple):
-    """What calls of one spec share.
+    """What calls of one spec share."""
 
-    Attributes:
-        before: the bytes of a `HeedAttention` before query, key and value.
-        after: those after them, without the pointers of a call.
-        kept: the memory to which they point.
-        order: the axes of batch, rows and heads of query, key, value and output. Of one head no stride counts.
-        output_shape: of the output.
-        output_strides: of its batch, rows and heads.
-        lse_shape: of the log-sum-exp.
-        lse_bytes: the size of the log-sum-exp.
-        statistics: how many numbers log-sum-exp and softmax take.
-        compute: the dtype of scores and sums.
-        kept_forms: shape and dtype of query, key, value, output and statistics, which wait for the backward pass.
-        captured: of each captured array of the functions, how many numbers its gradient has; None where it gets none.
-    """
-
-    before: bytes
-    after: bytes
-    kept: list[Any]
+    before: bytes  # the bytes of a `HeedAttention` before query, key and value
+    after: bytes  # those after them, without the pointers of a call
+    kept: list[Any]  # the memory to which they point
+    # the axes of batch, rows and heads of query, key, value and output. Of one head no stride counts.
     order: tuple[int, int, int]
-    output_shape: tuple[int, ...]
-    output_strides: tuple[int, int, int]
-    lse_shape: tuple[int, ...]
-    lse_bytes: int
-    statistics: int
-    compute: torch.dtype
+    output_shape: tuple[int, ...]  # of the output
+    output_strides: tuple[int, int, int]  # of its batch, rows and heads
+    lse_shape: tuple[int, ...]  # of the log-sum-exp
+    lse_bytes: int  # the size of the log-sum-exp
+    statistics: int  # how many numbers log-sum-exp and softmax take
+    compute: torch.dtype  # the dtype of scores and sums
+    # shape and dtype of query, key, value, output and statistics, which wait for the backward pass
     kept_forms: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    # of each captured array of the functions, how many numbers its gradient has; None where it gets none
     captured: tuple[int | None, ...]
 
 
