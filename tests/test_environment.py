@@ -262,7 +262,7 @@ def assert_loaded(done):
     loaded, missing = done.stdout.splitlines()[:2] if done.stdout else ("", "")
     assert loaded == "['Functional', 'Transformer']", done.stderr
     # `heed.layers` is lazy; the registry has loaded every layer, for any file.
-    assert missing in ("[]", "['_replacing']")  # which has no class
+    assert missing in ("[]", "['._replacing']")  # which has no class
 
 
 @pytest.mark.slow  # `test_reimport.py` imports heed first, in a process that it needs anyway
