@@ -12,7 +12,8 @@ import pytest
 import heed
 from heed.inspect import capture
 from tests import reference
-from tests.acceleration import test_hub as hub
+from tests.acceleration.hub_models import build
+from tests.acceleration.test_hub_survey import arrays_for
 from tests.inspect.models import arrays
 from tests.inspect.test_capture import assert_rows
 from tests.tolerances import assert_statistics
@@ -20,11 +21,11 @@ from tests.tolerances import assert_statistics
 pytest.importorskip("keras_hub", exc_type=ImportError)
 
 KINDS = {
-    "BertBackbone": ["self"] * 2,
-    "GPT2Backbone": ["causal"] * 2,
-    "LlamaBackbone": ["causal"] * 2,
-    "T5Backbone": ["self"] * 2 + ["causal", "cross"] * 2,
-    "WhisperBackbone": ["self"] * 2 + ["causal", "cross"] * 2,
+    "BERT": ["self"] * 2,
+    "GPT-2": ["causal"] * 2,
+    "Llama": ["causal"] * 2,
+    "T5": ["self"] * 2 + ["causal", "cross"] * 2,
+    "Whisper": ["self"] * 2 + ["causal", "cross"] * 2,
 }
 
 
@@ -33,8 +34,8 @@ KINDS = {
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", list(KINDS))
 def test_outputs_are_bitwise_those_without_capture(name, dropout, accelerated):
-    model = hub.backbone(name, dropout=dropout)
-    inputs = hub.inputs_of(model)
+    model = build(name, dropout=dropout)
+    inputs = arrays_for(model)
     with heed.accelerate(model) if accelerated else contextlib.nullcontext():
         plain = arrays(model(inputs, training=False))
         found = capture(model, inputs)
@@ -47,10 +48,10 @@ def test_outputs_are_bitwise_those_without_capture(name, dropout, accelerated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["fused", "softmax"])
-@pytest.mark.parametrize("name", ["BertBackbone", "GPT2Backbone", "LlamaBackbone"])
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama"])
 def test_weights_are_those_of_the_reference(name, dropout):
-    model = hub.backbone(name, dropout=dropout)
-    inputs = hub.inputs_of(model)
+    model = build(name, dropout=dropout)
+    inputs = arrays_for(model)
     layer_type = next(
         type(x) for x in model._flatten_layers() if hasattr(type(x), "_compute_attention")
     )

@@ -84,7 +84,8 @@ def rounded(weight: np.ndarray, pack: str) -> np.ndarray:
 
 def rounded_inputs(x: np.ndarray) -> np.ndarray:
     """Return rows (rows, inputs) as formats of integers round them: in blocks, to [-127, 127] times a factor."""
-    return to_bytes(in_blocks(x.T), 1).reshape(-1, len(x))[: x.shape[1]].T
+    blocks = in_blocks(x.T)
+    return to_bytes(blocks, 1).reshape(len(blocks) * BLOCK, len(x))[: x.shape[1]].T
 
 
 def in_blocks(x: np.ndarray) -> np.ndarray:
