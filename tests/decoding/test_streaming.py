@@ -30,7 +30,7 @@ slow = pytest.mark.slow
 WAYS = [pytest.param("engine", marks=by_the_engine), "graph"]
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {"method": "sample", "seed": 5, "top_k": 5, "temperature": 1.5}
-END_BIAS = 1.0  # makes rows end at different steps
+END_BIAS = 2.0  # makes rows end at different steps
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_tokens_are_those_of_generate(decode_by: Any, way: str, options: Any
     decode_by(way)
     model = small_model(seed=4, end_bias=END_BIAS, position="rotary")
     lengths = set()
-    for seed, source in enumerate(sources(6) if way == "engine" else sources(6)[[0, 3]]):
+    for seed, source in enumerate(sources(6) if way == "engine" else sources(6)[::2]):
         if "seed" in options:
             options = {**options, "seed": seed}
         expected = row_of(model, source[None], max_length=4, **options)
