@@ -387,6 +387,8 @@ def test_empty_sizes(batch, T, S, dropout):
         ({"rows": [1, 1]}, "must not repeat"),
         ({"heads": []}, "must not be empty"),
         ({"tokens": [-1]}, r"`tokens` must be in \[0, S\)"),
+        ({"tokens": None}, "`tokens` must be a list of integers. Received: tokens=None"),
+        ({"tokens": {"fused": [0]}}, "`tokens` must be a list of integers"),
         ({"size": 0}, "`size` must be an integer >= 1 or None"),
         ({"layers": []}, "`layers` must not be empty"),
         ({"rows": [0.5]}, "`rows` must be a list of integers"),

@@ -82,6 +82,8 @@ def capture(
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     size = check_integer("size", size, least=1, optional=True)
+    if tokens is None or isinstance(tokens, Mapping):
+        raise TypeError(f"`tokens` must be a list of integers. Received: tokens={tokens!r}")
     captured: dict[str, dict[str, Any]] = {}
     steps: dict[str, list[ObservedAttention]] = {}
 

@@ -43,7 +43,19 @@ def run_in_pool(
         TaskError: of a worker, or if it died three times in a row.
         OSError: if a process cannot be started.
     """
-    pool = _Pool(make, note, items, silence)
+    start = functools.partial(Child, functools.partial(_work, make), silence=silence)
+    return hand_out(start, workers, note, count, items)
+
+
+def hand_out(
+    start: Callable[..., Any],
+    workers: int,
+    note: Callable[[str], object],
+    count: int,
+    items: Iterator[Any],
+) -> Generator[Any, None, None]:
+    """Do as `run_in_pool` with what `start(on_value=...)` starts: children, or what has their methods."""
+    pool = _Pool(start, note, items)
     try:
         for number in range(min(workers, count)):
             pool.start(_Worker(number, next(items)))
@@ -79,28 +91,25 @@ def unwrap(answer: Any) -> Any:
 class _Worker:
     number: int
     item: Any
-    child: Child | None = None
+    child: Any = None  # see `hand_out`
     loaded: bool = False
     attempts: int = 0  # that have failed since the last result
 
     def send_item(self) -> None:
         """Send the process its item; of one that has ended, `next_result` hears."""
         with contextlib.suppress(ChildEndedError):
-            self.child.send(self.item)  # type: ignore[union-attr]
+            self.child.send(self.item)
 
 
 class _Pool:
     """The workers, and what they have sent: a worker with its answer or its end."""
 
     def __init__(
-        self, make: Make, note: Callable[[str], object], items: Iterator[Any], silence: float
+        self, start: Callable[..., Any], note: Callable[[str], object], items: Iterator[Any]
     ) -> None:
-        self._start_process = functools.partial(
-            Child, functools.partial(_work, make), silence=silence
-        )
-        self._note, self._items = note, items
+        self._start_process, self._note, self._items = start, note, items
         self._answers: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
-        self._running: dict[int, Child] = {}
+        self._running: dict[int, Any] = {}
         self._notes: set[str] = set()
 
     def start(self, worker: _Worker) -> None:
@@ -118,7 +127,9 @@ class _Pool:
             answer = unwrap(answer)
             if worker.loaded:
                 worker.attempts, worker.item = 0, next(self._items, None)
-                if worker.item is not None:
+                if worker.item is None:
+                    worker.child.kill()  # others can use its processors
+                else:
                     worker.send_item()
                 return answer
             worker.loaded = True
@@ -135,7 +146,8 @@ class _Pool:
         worker.attempts += 1
         if worker.attempts == ATTEMPTS:
             place = f"{worker.item}: worker {worker.number}"
-            raise TaskError(f"{place} {end}, {ATTEMPTS} times in a row")
+            why = f": {end.__cause__}" if end.__cause__ else ""
+            raise TaskError(f"{place} {end}, {ATTEMPTS} times in a row{why}")
         self._note(f"worker {worker.number} {end}: starting another one, which repeats its work")
         self.start(worker)
 

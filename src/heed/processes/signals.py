@@ -17,14 +17,14 @@ class EndedBySignal(KeyboardInterrupt):
     """SIGTERM or SIGHUP, raised as Python raises Ctrl-C, so that unfinished files are removed.
 
     Args:
-        number: of the signal.
         message: the line for the user, if the work can be continued.
+        number: of the signal.
 
     Attributes:
         signal: its number.
     """
 
-    def __init__(self, number: int, message: str = "") -> None:
+    def __init__(self, message: str = "", number: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.signal = number
 
@@ -80,7 +80,7 @@ def clean_up_on_signals() -> Iterator[None]:
 
 def _raise(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
-    raise EndedBySignal(number)
+    raise EndedBySignal(number=number)
 
 
 def _in_main_thread() -> bool:

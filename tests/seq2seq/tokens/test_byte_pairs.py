@@ -83,6 +83,8 @@ def test_files_are_told_apart_and_damage_is_named() -> None:
     sentencepiece = Tokenizer.train(["ab ab", "b"], 20, "character")
     assert type(read_tokenizer(sentencepiece.model)) is Tokenizer
     values = json.loads(model)
-    for broken in (b"{", b"{}", b"[1]", json.dumps({**values, "special": {}}).encode()):
+    specials = [{x: SPECIAL[x] for x in SPECIAL if x != lacking} for lacking in SPECIAL]
+    others = [json.dumps({**values, "special": one}).encode() for one in ({}, *specials)]
+    for broken in (b"{", b"{}", b"[1]", *others):
         with pytest.raises(TaskError, match="the tokenizer cannot be read"):
             BytePairTokenizer(broken)

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: the step at hand is saved, a second signal stops at once, and resuming changes no bit."""
 
+import pickle
 import signal
 import threading
 
@@ -76,6 +77,11 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, no_steps):
     with pytest.raises(TrainingInterrupted, match=r"at step 4 of 12; continue from step 3"):
         train(run, progress=False)
     assert names(run) == ["step-00000003.npz"]
+
+
+def test_an_interruption_survives_another_process():
+    one = pickle.loads(pickle.dumps(TrainingInterrupted("stopped at step 4", signal.SIGTERM)))
+    assert (str(one), one.signal) == ("stopped at step 4", signal.SIGTERM)
 
 
 def test_a_stop_without_anything_to_save_does_not_wait(tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def translate_corpus(
                         progress.add(result)
             except KeyboardInterrupt as stop:
                 number = getattr(stop, "signal", signal.SIGINT)
-                raise EndedBySignal(number, progress.describe_stop()) from None
+                raise EndedBySignal(progress.describe_stop(), number) from None
         return progress.summary()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from heed.errors import TaskError
-from heed.processes.pool import ATTEMPTS, make_portable, unwrap
+from heed.processes.child import ChildEndedError
+from heed.processes.pool import hand_out, make_portable
 from heed.ray_connection import check_processors, connect, count_processors
 from heed.seq2seq.corpus.inputs import Shard
 from heed.seq2seq.corpus.job import Job, ShardResult, ShardTranslator
@@ -45,18 +46,16 @@ def translate_on_ray(
         check_processors(ray, workers, each)
         # Actors have working folders of their own.
         job = replace(job, run=job.run.resolve(), ensemble=tuple(x.resolve() for x in job.ensemble))
-        actors = _Actors(ray, job, each, note, make)
-        try:
-            yield from actors.translate(workers, shards)
-        finally:
-            actors.stop()
+        kind = ray.remote(num_cpus=each)(_Work)
+        start = functools.partial(_Actor, ray, kind, (job, each, make))
+        yield from hand_out(start, workers, note, count, shards)
 
 
 class _Work:
-    """The actor: loads a model, and translates shards."""
+    """The actor: loads a model, and translates shards; an error is an answer, too."""
 
     def load(self, job: Job, threads: int, make: Callable[..., Any]) -> Any:
-        """Load the model; return its notes, or an error."""
+        """Load the model; return its notes."""
         notes: list[str] = []
         try:
             self._translate = make(job, threads, notes.append)
@@ -65,80 +64,38 @@ class _Work:
         return notes
 
     def translate(self, shard: Shard) -> Any:
-        """Translate a shard; return the result, or an error."""
+        """Return the result of a shard."""
         try:
             return self._translate(shard)
         except Exception as error:
             return make_portable(error)
 
 
-@dataclass
 class _Actor:
-    handle: Any
-    number: int
-    shard: Shard | None = None
-    loaded: bool = False
-    attempts: int = 0  # that have failed since the last result
+    """An actor in the place of a child process, see `hand_out`."""
 
+    def __init__(self, ray: Any, kind: Any, load: tuple[Any, ...], on_value: Any) -> None:
+        self._ray, self._on_value = ray, on_value
+        self._handle = kind.remote()
+        self._pass_on(self._handle.load.remote(*load))
 
-class _Actors:
-    def __init__(
-        self,
-        ray: Any,
-        job: Job,
-        threads: int,
-        note: Callable[[str], object],
-        make: Callable[..., Any],
-    ) -> None:
-        self._ray, self._note = ray, note
-        self._load = (job, threads, make)
-        self._type = ray.remote(num_cpus=threads)(_Work)
-        self._running: dict[Any, _Actor] = {}  # by the reference of the answer that each works on
-        self._notes: set[str] = set()
+    def send(self, shard: Shard) -> None:
+        self._pass_on(self._handle.translate.remote(shard))
 
-    def translate(self, workers: int, shards: Iterator[Shard]) -> Iterator[ShardResult]:
-        for number in range(workers):
-            self._start(_Actor(None, number, next(shards, None)))
-        while self._running:
-            (reference,), _ = self._ray.wait(list(self._running), num_returns=1)
-            actor = self._running.pop(reference)
-            try:
-                answer = unwrap(self._ray.get(reference))
-            except self._ray.exceptions.RayError as error:
-                self._replace(actor, error)
-                continue
-            if actor.loaded:
-                actor.attempts = 0
-                yield answer
-                actor.shard = next(shards, None)
-            else:
-                actor.loaded = True
-                self._show(answer)
-            if actor.shard is None:
-                self._ray.kill(actor.handle)
-            else:
-                self._running[actor.handle.translate.remote(actor.shard)] = actor
+    def _pass_on(self, answer: Any) -> None:
+        answer.future().add_done_callback(self._receive)
 
-    def _start(self, actor: _Actor) -> None:
-        actor.handle, actor.loaded = self._type.remote(), False
-        self._running[actor.handle.load.remote(*self._load)] = actor
+    def _receive(self, future: Any) -> None:
+        try:
+            value = future.result()
+        except self._ray.exceptions.RayError as error:
+            value = ChildEndedError("died", -1)
+            value.__cause__ = Exception(" ".join(str(error).split()))
+        except Exception as error:
+            value = error
+        self._on_value(value)
 
-    def _replace(self, actor: _Actor, error: Exception) -> None:
-        actor.attempts += 1
-        name = f"worker {actor.number} died"
-        if actor.attempts == ATTEMPTS:
-            place = f"{actor.shard}: " if actor.shard else ""
-            reason = " ".join(str(error).split())
-            raise TaskError(f"{place}{name}, {ATTEMPTS} times in a row: {reason}")
-        self._note(f"{name}: starting another one, which repeats its work")
-        self._start(actor)
+    def kill(self) -> None:
+        self._ray.kill(self._handle)
 
-    def _show(self, notes: list[str]) -> None:
-        for one in notes:
-            if one not in self._notes:
-                self._notes.add(one)
-                self._note(one)
-
-    def stop(self) -> None:
-        for actor in self._running.values():
-            self._ray.kill(actor.handle)
+    close = kill

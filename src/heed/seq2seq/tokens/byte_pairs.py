@@ -14,6 +14,7 @@ from heed.seq2seq.text.normalization import Normalizer
 from heed.seq2seq.tokens.tokenizer import END_ID, PAD_ID, UNKNOWN_ID, Tokenizer
 
 _FORMAT = "heed byte pairs 1"
+_RESERVED = {"pad": PAD_ID, "end": END_ID, "unknown": UNKNOWN_ID}
 
 
 class BytePairTokenizer(Tokenizer):
@@ -55,7 +56,8 @@ class BytePairTokenizer(Tokenizer):
             vocabulary: dict[str, int] = values["vocabulary"]
             merges = [tuple(merge.split(" ")) for merge in values["merges"]]
             special: dict[str, str] = values["special"]
-            known = values["format"] == _FORMAT and vocabulary.keys() >= {*special.values()}
+            named = {special[name] for name in ("begin", *_RESERVED)}
+            known = values["format"] == _FORMAT and vocabulary.keys() >= named
             pairs = tokenizers.models.BPE(vocabulary, merges, unk_token=special["unknown"])
         except Exception:  # the library raises Exception itself
             known = False
@@ -66,11 +68,8 @@ class BytePairTokenizer(Tokenizer):
         self._to_text = tokenizers.decoders.ByteLevel()
         self.model, self.tags, self.normalizer = model, tuple(tags), normalizer
         self.unit, self.splits_at_spaces = "subword", False
-        reserved = {"pad": PAD_ID, "end": END_ID, "unknown": UNKNOWN_ID}
-        self._number_tokens(
-            sorted(vocabulary.values()),
-            {vocabulary[special[name]]: i for name, i in reserved.items()},
-        )
+        reserved = {vocabulary[special[name]]: i for name, i in _RESERVED.items()}
+        self._number_tokens(sorted(vocabulary.values()), reserved)
         self._tokens = {self._our_ids[i]: token for token, i in vocabulary.items()}
         self._begin = self._our_ids[vocabulary[special["begin"]]]
 

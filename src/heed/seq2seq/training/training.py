@@ -234,7 +234,7 @@ class _Training:
                 with contextlib.suppress(OSError):
                     log.write(self._describe_position(), show=False)
                 number = stop.signal or signal.SIGINT
-                raise TrainingInterrupted(number, self._describe_position()) from None
+                raise TrainingInterrupted(self._describe_position(), number) from None
             except OSError as error:
                 text = f"{error.strerror or error}; {self._describe_position()}"
                 where = error.filename or str(self._run.path)
