@@ -182,11 +182,9 @@ def test_errors_of_the_other_thread_reach_the_reader(monkeypatch: Any) -> None:
 @by_the_engine
 def test_a_process_may_end_while_tokens_are_decoded() -> None:
     program = """
-        import contextlib
-import gc
+        import gc
         gc.disable()  # which saves a third of the time of imports
-        from tests.decoding.ways import by_the_engine, in_the_graph
-from tests.models.builders import small_language_model
+        from tests.models.builders import small_language_model
         gc.freeze()
         tokens = small_language_model(seed=3, end_bias=-1e9).stream(prompt=[[5]], max_length=10**6)
         print(next(tokens) > 0)
