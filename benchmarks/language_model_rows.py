@@ -46,10 +46,8 @@ class Sizes(NamedTuple):
     feed_forward: int = 2816
     prompt: int = 32  # before the tokens of `generate`
     lengths: tuple[int, ...] = (64, 480)  # of these
-    portion: tuple[int, int] = (
-        4,
-        12,
-    )  # tokens of stock KerasHub from which its time for all is computed
+    # Tokens of stock KerasHub from which its time for all is computed.
+    portion: tuple[int, int] = (4, 12)
     decoded: int = 32
     read: int = 512
     several: int = 32  # tokens of each of several texts

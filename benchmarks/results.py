@@ -41,9 +41,8 @@ class Row:
     unit: str = ""
     note: str = ""  # what a reader needs to judge it
     seconds: float | None = None  # heed's own time, if the value is a ratio of times
-    before: tuple[float, float | None] | None = (
-        None  # value and seconds of another interpreter's heed
-    )
+    # Value and seconds of another interpreter's heed.
+    before: tuple[float, float | None] | None = None
 
     @property
     def met(self) -> bool | None:

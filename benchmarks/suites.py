@@ -66,9 +66,8 @@ class Suite:
     memory_bars: Sequence[MemoryBar] = ()
     measurements: Mapping[str, Measurement] = field(default_factory=dict)  # figures of other kinds
     rounds: int = 25  # the default number of samples of each side
-    sections: tuple[
-        str, ...
-    ] = ()  # instruction sets with a section in a page, even if nothing is held to them
+    # Instruction sets with a section in a page, even if nothing is held to them.
+    sections: tuple[str, ...] = ()
     note: str = ""  # about the figures
 
     @classmethod

@@ -16,7 +16,7 @@ from keras.layers import AdditiveAttention, Attention, GroupQueryAttention, Mult
 import heed
 from heed.keras_modules import get_mask
 from tests import reference
-from tests.backend import on_tensorflow, tf, vjp
+from tests.backend import BACKEND, on_tensorflow, tf, vjp
 from tests.layers.stock import HAS_WINDOW, assert_close, randomise, randoms
 from tests.slow import slow
 
@@ -24,9 +24,15 @@ SHAPES = [(2, 5, 8), (2, 7, 8)]
 Make = Callable[..., Any]
 
 
-def subjects(of_keras: dict[str, Make], of_heed: dict[str, Make]) -> list[Any]:
-    """Return parameters of a fixture: each of Keras accelerated and stock, and each of heed."""
-    fault = pytest.mark.xfail(reason="a fault of Keras")
+def subjects(
+    of_keras: dict[str, Make], of_heed: dict[str, Make], *, lasting: bool = False
+) -> list[Any]:
+    """Return parameters of a fixture: each of Keras accelerated and stock, and each of heed.
+
+    Lasting faults are in every version of Keras so far, on TensorFlow: a test fails once Keras mends one.
+    """
+    strict = lasting and BACKEND == "tensorflow"
+    fault = pytest.mark.xfail(reason="a fault of Keras", strict=strict)
     return [
         *(pytest.param((x, True), id=f"accelerated-{name}") for name, x in of_keras.items()),
         *(pytest.param((x, False), id=f"heed-{name}") for name, x in of_heed.items()),
@@ -67,7 +73,7 @@ OUR_ONE_HEAD = {
     "additive": lambda: heed.layers.AdditiveAttention(4),
     "luong": lambda: heed.layers.LuongAttention("general"),
 }
-op = pytest.fixture(params=subjects({"op": op_of_keras}, {"op": op_of_heed}))(chosen)
+op = pytest.fixture(params=subjects({"op": op_of_keras}, {"op": op_of_heed}, lasting=True))(chosen)
 multi = pytest.fixture(params=subjects(MULTI, OURS))(chosen)
 one_head = pytest.fixture(params=subjects(ONE_HEAD, OUR_ONE_HEAD))(chosen)
 
@@ -223,6 +229,7 @@ def test_float64_is_float64_throughout(op: Make) -> None:
     np.testing.assert_allclose(op(*arrays), expected, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("multi", subjects(MULTI, OURS, lasting=True), indirect=True)
 def test_flash_attention_is_accepted_with_scores_too(multi: Make) -> None:
     attention, arrays = built(multi(flash_attention=True), *SHAPES), randoms(*SHAPES)
     output, scores = attention(*arrays, return_attention_scores=True)

@@ -52,9 +52,9 @@ class Additive(Problem):
 
     def _close(self, actual: np.ndarray, expected: np.ndarray, which: int, what: str) -> None:
         query, _, value, vector = self.inputs
-        # Scores are rounded where they are as large as the vector allows; gradients add up over the rows.
+        # Scores are rounded where they are as large as the vector allows.
         reach, rows = 1 + np.abs(wide_of(vector)).sum() / 16, query.shape[0] * query.shape[1]
-        bounds = BOUNDS[query.dtype][which], reach * (1 + which * rows**0.5 / 8)
+        bounds = BOUNDS[query.dtype][which], reach
         # The backward pass reads the output as it was rounded.
         delta = longest(self.d_out) * longest(value) * HALF_STEP.get(query.dtype, 0.0)
         more = which * delta * rows * max(1.0, float(np.abs(wide_of(vector)).max(initial=0)))

@@ -120,7 +120,9 @@ class DotProduct(Problem):
             self.lost |= lost_values.any(3)
         scale, most = abs(self.expected["scale"]), max(longest(query), longest(key))
         slope = float(np.max(self.expected.get("alibi_slopes", 0.0), initial=0))
-        largest_score = scale * longest(query) * longest(key) + slope * (queries + key.shape[1])
+        largest_score = scale * longest(query) * longest(key)
+        largest_score = min(largest_score, self.expected.get("soft_cap", largest_score))
+        largest_score += slope * (queries + key.shape[1])
         self.slack = 1 + largest_score / 16  # large scores are rounded more coarsely
         # The backward pass reads the output as it was rounded.
         self.rounding = scale * most * longest(self.d_out) * HALF_STEP.get(query.dtype, 0.0)
@@ -342,7 +344,8 @@ def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> D
     sizes = [(batch, queries, heads, width), (batch, keys, kv_heads, width)]
     sizes += [(batch, keys, kv_heads, value_width), (batch, queries, heads, value_width)]
     wild = not usual and rng.random() < 0.1
-    factor = float(10.0 ** rng.integers(-30, 30)) if wild else float(rng.choice([0.01, 1, 1, 1, 3]))
+    factor = 1.0 if usual else float(rng.choice([0.01, 1, 1, 1, 3]))
+    factor = float(10.0 ** rng.integers(-30, 30)) if wild else factor
     with np.errstate(over="ignore"):
         tensors = [(rng.normal(size=size) * factor).astype(dtype) for size in sizes]
     poisoned = not usual and rng.random() < 0.3
@@ -370,4 +373,6 @@ def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> D
     seen = np.broadcast_to(mask & (expected.get("bias", 0.0) != -np.inf), shape).any(3)
     d_lse[~seen] = 0
     *inputs, d_out = (spread(rng, x) for x in tensors)
-    return DotProduct(inputs, d_out, d_lse, options, expected, wild)
+    problem = DotProduct(inputs, d_out, d_lse, options, expected, wild)
+    problem.slack = 1.0 if usual else problem.slack
+    return problem

@@ -472,10 +472,10 @@ def _feed_forward(
     copy: StockCopy, layer: Any, inputs: Any, training: bool | None = None, before: str = ""
 ) -> Any:
     # What stock layers take from a layer that is a part of another, with the name of both.
-    within = types.SimpleNamespace(
+    both = types.SimpleNamespace(
         name=f"{before}{layer.name}", dtype_policy=layer.dtype_policy, trainable=layer.trainable
     )
-    within = copy.make_once(layer, lambda: within, "name")
+    within = copy.make_once(layer, lambda: both, "name")
     hidden = copy.part(layer.hidden_dense, within)(inputs)
     if layer.up_dense is not None:
         up = copy.part(layer.up_dense, within)(inputs)

@@ -44,9 +44,8 @@ class Family:
     weights_dropout: str | None = "dropout_layer"
     scale = "inv_norm_factor"
     expected: ClassVar[dict[str, Any]] = {}  # values of further attributes
-    unrotated: int | None = (
-        0  # `DecoderAttention.rotation` without a table: None where other layers have one
-    )
+    # `DecoderAttention.rotation` without a table: None where other layers have one.
+    unrotated: int | None = 0
 
     def describe(self, backbone: Any) -> Description:
         """Return the description of a model."""
