@@ -98,7 +98,7 @@ def test_each_kind_of_mask(kinds: list[str], write: Any) -> None:
 
     def program(kind: str) -> Program:
         def serve(query: Any, key: Any, value: Any, lengths: Any, rows: Any, columns: Any) -> Any:
-            mask = DYNAMIC[kind][0](lengths, (rows, columns))
+            mask = DYNAMIC[kind](lengths, (rows, columns))
             bias = tf.where(columns > 1, -1e30, 0.1 * tf.cast(columns, tf.float32))
             out, lse = ops.dot_product_attention(
                 query,
@@ -124,8 +124,7 @@ def test_each_kind_of_mask(kinds: list[str], write: Any) -> None:
         rows, columns = (rng.integers(0, 3, (B, length)).astype("int32") for length in (T, S))
         bias = np.where(columns > 1, -1e30, 0.1 * columns)[:, None, None]
         for kind in kinds:
-            meaning = DYNAMIC[kind][1]
-            dense = meaning(B, T, S, lengths, (rows, columns))[:, :1]
+            dense = DYNAMIC[kind](lengths, (rows, columns)).to_dense(T, S)
             expected = reference.dot_product_attention(
                 *(x.astype(float) for x in (query, key, value)),
                 mask=np.broadcast_to(dense, (B, 4, T, S)),
