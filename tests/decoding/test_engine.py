@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import itertools
 import os
+import subprocess
+import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -823,6 +825,25 @@ def test_packed_weights_go_with_the_model() -> None:
         gc.collect()  # a model is in cycles, which wait for the collector
         sizes.append(resident())
     assert sizes[-1] - sizes[2] < 64 << 20  # twice 33 MB each, if they stayed
+
+
+AT_THE_END = """
+import sys, types
+holder = types.ModuleType("holder")  # a module that is emptied after those imported later
+sys.modules["holder"] = holder
+from heed.ops.core import decoder
+from tests.decoding.test_engine import described
+holder.packed = decoder.PackedDecoder(*described())
+sys.alive = holder, decoder
+"""
+
+
+@slow
+def test_packed_weights_may_outlive_the_modules() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True
+    )
+    assert "Exception ignored" not in done.stderr
 
 
 def subclassed(model: Any) -> None:

@@ -81,6 +81,22 @@ def test_weights_and_statistics_see_modified_scores() -> None:
         assert_same(x, y)
 
 
+def test_no_gradient_flows_through_statistics() -> None:
+    def statistics(query: Any, key: Any, slopes: Any, bias: Any, captured: Any) -> Any:
+        def modified(score: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
+            return score * ops.take(captured, j)
+
+        options = {"alibi_slopes": slopes, "bias": bias, "score_mod": modified}
+        found = [
+            attention_statistics(query, key, keys=[0], **{name: value})
+            for name, value in options.items()
+        ]
+        return [x for statistics in found for x in statistics]
+
+    pulled = vjp(statistics, Q, K, SLOPES, BIAS, np.ones(9, "float32"))[1]()
+    assert not any(x is not None and to_numpy(x).any() for x in pulled)
+
+
 def test_blocks_are_cut_and_skipped_as_those_of_a_window() -> None:
     mask = Mask.where(lambda batch, head, query, key: (key <= query) & (query - key < 40))
     assert key_range(mask.rules, Span(320, 64), 1024, 1024) == (256, 384)

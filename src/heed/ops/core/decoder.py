@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from ctypes import (
     POINTER,
@@ -235,11 +236,10 @@ class PackedDecoder:
         if encoder is not None:
             stacks.decoder.encoder = start + type(stacks).encoder.offset
         self._encoded_width = stacks.decoder.encoded_width
-        check(_library().heed_decoder_make(stacks.decoder, ctypes.byref(self._handle)))
-
-    def __del__(self) -> None:
-        if self._handle:
-            _library().heed_decoder_free(self._handle)
+        library = _library()
+        check(library.heed_decoder_make(stacks.decoder, ctypes.byref(self._handle)))
+        # Not `__del__`, which finds the module empty when the process ends. Nothing is freed then: threads may decode.
+        weakref.finalize(self, library.heed_decoder_free, self._handle).atexit = False
 
     def decode(
         self,

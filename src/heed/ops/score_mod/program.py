@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heed.ops.score_mod.operations import (
-    LOAD,
-    NAMES,
-    NUMBERS,
-    OPERATIONS,
-    UPSTREAM,
-    Type,
-)
+from heed.ops.score_mod.operations import NAMES, NUMBERS, OPERATIONS, Type
 
 # Limits of the core.
 MOST_INSTRUCTIONS = 256
@@ -53,14 +46,11 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> tuple[int, ...]:
         """The numbers of its operands."""
-        return (self.a, self.b, self.c)[: _arity(self.opcode)]
+        return (self.a, self.b, self.c)[: _ARITIES[self.opcode]]
 
 
-@functools.cache
-def _arity(opcode: int) -> int:
-    if opcode <= UPSTREAM:
-        return int(opcode == LOAD)
-    return OPERATIONS[NAMES[opcode]].arity
+# By opcode. Counted here, as `torch.compile` cannot trace how.
+_ARITIES = tuple(OPERATIONS[x].arity if x in OPERATIONS else int(x == "LOAD") for x in NAMES)
 
 
 def with_operands(x: Instruction, operands: Sequence[int]) -> Instruction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -46,12 +47,13 @@ class BlockwiseAttention(Implementation, Protocol):
     def statistics(
         self, spec: AttentionSpec, tensors: Tensors, *, keys: Sequence[int]
     ) -> tuple[Any, Any, Any]:
-        attention, operands = self.prepare(spec, tensors)
+        # In forward mode, too, nothing flows through them.
+        stopped = Tensors(*(None if x is None else ops.stop_gradient(x) for x in tensors))
+        score = spec.score.with_operands(tuple(map(ops.stop_gradient, spec.score.operands)))
+        attention, operands = self.prepare(dataclasses.replace(spec, score=score), stopped)
         length = attention.lengths[1] if spec.lengths[1] is None else spec.lengths[1]
         chosen = checks.check_indices("keys", keys, length)
-        # In forward mode, too, nothing flows through them.
-        flat = [None if x is None else ops.stop_gradient(x) for x in operands.flat()]
-        whole = attention.whole(Operands.of(flat)._replace(value=None))
+        whole = attention.whole(operands._replace(value=None))
 
         def rows(block: Block) -> list[Any]:
             return _statistics_of(attention, block, chosen)
