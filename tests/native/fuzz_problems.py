@@ -120,10 +120,12 @@ class DotProduct(Problem):
             self.lost |= lost_values.any(3)
         scale, most = abs(self.expected["scale"]), max(longest(query), longest(key))
         slope = float(np.max(self.expected.get("alibi_slopes", 0.0), initial=0))
-        largest_score = scale * longest(query) * longest(key)
-        largest_score = min(largest_score, self.expected.get("soft_cap", largest_score))
-        largest_score += slope * (queries + key.shape[1])
-        self.slack = 1 + largest_score / 16  # large scores are rounded more coarsely
+        largest_product = scale * longest(query) * longest(key)
+        capped = min(largest_product, self.expected.get("soft_cap", largest_product))
+        # Large scores are rounded more coarsely. Gradients multiply the difference 1 - tanh^2 by products as they were.
+        self.slack = [
+            1 + (x + slope * (queries + key.shape[1])) / 16 for x in (capped, largest_product)
+        ]
         # The backward pass reads the output as it was rounded.
         self.rounding = scale * most * longest(self.d_out) * HALF_STEP.get(query.dtype, 0.0)
 
@@ -160,7 +162,7 @@ class DotProduct(Problem):
         ).bias
         # So many errors add up in each number.
         together = self.nonfinite.size * self.inputs[1].shape[1] / max(1, wanted.size)
-        self.slack *= 1 + together**0.5
+        self.slack[1] *= 1 + together**0.5
         self.rounding = together * longest(self.d_out) * HALF_STEP.get(self.inputs[0].dtype, 0.0)
         self.rounding *= longest(self.inputs[2])
         everywhere = np.ones(wanted.shape, bool)
@@ -175,7 +177,7 @@ class DotProduct(Problem):
         what: str,
         dtype: np.dtype | None = None,
     ) -> None:
-        bounds = BOUNDS[dtype or self.inputs[0].dtype][which], self.slack
+        bounds = BOUNDS[dtype or self.inputs[0].dtype][which], self.slack[which]
         more = which * self.rounding
         self.assert_near(actual[where], expected[where], what, bounds, more)
 
@@ -374,5 +376,5 @@ def draw(rng: np.random.Generator, empty: bool = True, usual: bool = False) -> D
     d_lse[~seen] = 0
     *inputs, d_out = (spread(rng, x) for x in tensors)
     problem = DotProduct(inputs, d_out, d_lse, options, expected, wild)
-    problem.slack = 1.0 if usual else problem.slack
+    problem.slack = [1.0, 1.0] if usual else problem.slack
     return problem
