@@ -59,6 +59,8 @@ def test_chosen_heads_and_rows_are_a_part_of_the_whole(implementation: str) -> N
     with small_blocks((2, 4)):
         part = ops.attention_weights(query, key, heads=[2, 1, 2], rows=[5, 0, 5], **options)
     np.testing.assert_allclose(part, whole[:, [2, 1, 2]][:, :, [5, 0, 5]], atol=1e-13)
+    for chosen, shape in (({"heads": []}, (2, 0, 7, 9)), ({"rows": []}, (2, 4, 0, 9))):
+        assert ops.attention_weights(query, key, **chosen, **options).shape == shape
 
 
 def test_the_other_layout(implementation: str) -> None:
