@@ -119,6 +119,18 @@ def test_constants_serve_every_kind_of_graph() -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
+def test_what_was_refused_is_refused_again() -> None:
+    """Also what a cache may take for a call that it knows: True equals 1.0."""
+    query, key, value = INPUTS
+    for _ in range(3):
+        with pytest.raises(ValueError, match="as many features"):
+            ops.dot_product_attention(query, key[..., :4], value)
+    ops.dot_product_attention(*INPUTS, scale=1.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="scale"):
+            ops.dot_product_attention(*INPUTS, scale=True)
+
+
 def test_a_call_is_known_again_by_all_that_it_says() -> None:
     """Only calls with equal shapes, dtypes and numbers share a cached spec."""
     query, key, value = INPUTS
