@@ -88,7 +88,7 @@ def test_a_layer_follows_the_formula(make, options):
     layer(*arrays)
     for weight in layer.weights:
         weight.assign(weight + 0.3 * RNG.normal(size=weight.shape))
-    np.testing.assert_allclose(layer(*arrays), formula(layer, X, ENCODED), atol=2e-5)
+    np.testing.assert_allclose(layer(*arrays), formula(layer, X, ENCODED), atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [encoder, decoder])

@@ -184,7 +184,7 @@ class Child:
     def _await_sign(self, pipe: int) -> None:
         """Wait until there is something to read; kill the child if it is silent for too long.
 
-        EOFError: it has ended, and a process that it forked holds the pipe.
+        Raise EOFError if it has ended, and a process that it forked holds the pipe.
         """
         if os.name == "nt":
             return
