@@ -68,7 +68,9 @@ def score_steps(
     return np.stack(found, 1)
 
 
-def check_decoding(name: str, write: Callable[[list[Program]], Mapping[str, Any]]) -> None:
+def check_decoding(
+    name: str, write: Callable[[list[Program]], Mapping[str, Any]], **tolerance: float
+) -> None:
     """Compare decoding step by step with the model, which reads all tokens at once; `write` loads programs."""
     model = DECODABLE[name]()
     model.build()
@@ -84,4 +86,4 @@ def check_decoding(name: str, write: Callable[[list[Program]], Mapping[str, Any]
             memory = model.encode_source(tf.constant(source)) if "encode" in runs else ()
             expected = model.decode_all(tf.constant(read), memory)
         found = score_steps(programs, runs, source, read)
-        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(found, expected.numpy(), **tolerance)

@@ -143,7 +143,7 @@ def test_each_kind_of_mask(kinds: list[str], write: Any) -> None:
 # The others decode in ONNX too.
 @pytest.mark.parametrize("name", ["language model", *slow([*DECODABLE][1:])])
 def test_decoding(name: str, write: Any) -> None:
-    check_decoding(name, write)
+    check_decoding(name, write, atol=ATOL)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_decoding(name: str, opset: int, tmp_path: Path) -> None:
         write(programs, tmp_path, opset=opset)
         return runner.load(tmp_path, threads=1)
 
-    check_decoding(name, write_programs)
+    check_decoding(name, write_programs, **TOLERANCE)
     attends = opset >= 23
     if name == "transformer":
         assert nodes_of(tmp_path / "encode.onnx")["Attention"] == attends
